@@ -1,0 +1,156 @@
+"""The contract between a `Trace` and a target. One file in `exporters/` is one exporter; it defines, at module level:
+
+    \"\"\"One-line summary.  ... the format's URL and version ...\"\"\"
+
+    TARGET: Target
+    @dataclass(frozen=True) class Options: ...      # what `--set name=value` changes; `doc` in each field's metadata
+
+    def write(trace: Trace, folder: Path, options: Options) -> ExportReport     # files go into `folder`, which exists and is empty
+    def check(folder: Path) -> CheckReport                                      # a strict parser of what `write` wrote
+
+and, where the target answers,
+
+    def read_results(path: Path, layer_map: list[ExportedLayer], cycle_ns: float) -> dict[int, float]   # execution -> duration, ns
+
+An exporter drops nothing silently: exported + skipped = everything, by executions, by time and by MACs (`ExportReport.verify`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fathom_trace.errors import ExportError
+
+REQUIRED = ("TARGET", "Options", "write", "check")
+REPORT_NAME = "export.json"
+
+TARGET_RAN = "target ran"
+TARGET_PARSED = "target parsed"
+OWN_GRAMMAR = "own grammar only"
+PROOFS = (TARGET_RAN, TARGET_PARSED, OWN_GRAMMAR)
+
+
+@dataclass(frozen=True)
+class Target:
+    """The program an exporter writes for. `proof` is the strongest check this release's own tests make of its output."""
+
+    name: str
+    version: str
+    url: str
+    proof: str
+    proof_detail: str
+    how_to_run: str
+
+
+@dataclass(frozen=True)
+class ExportedLayer:
+    """One layer as written: `executions` are rows of the trace's executions that it stands for.
+
+    `place` says where in the files it is (file and row), `how` what it was written as. `macs` and `time_ns` are the trace's own.
+    `count` is how many times the target must run the written layer to do the executions' work.
+    """
+
+    name: str
+    place: str
+    how: str
+    executions: tuple[int, ...]
+    macs: int
+    time_ns: float
+    count: int = 1
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """Executions that were not exported, grouped by op type and reason."""
+
+    op: str
+    reason: str
+    executions: int
+    macs: int
+    time_ns: float
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """What was exported, what was not, and how far it is proven."""
+
+    exporter: str
+    target: Target
+    files: tuple[str, ...]
+    layers: tuple[ExportedLayer, ...]
+    skipped: tuple[Skipped, ...]
+    settings: Mapping[str, Any]
+    approximations: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    def totals(self) -> dict[str, dict[str, float]]:
+        """Executions, time (ns) and MACs: exported, skipped and total."""
+        done = {
+            "executions": sum(len(la.executions) for la in self.layers),
+            "time_ns": sum(la.time_ns for la in self.layers),
+            "macs": sum(la.macs for la in self.layers),
+        }
+        left = {
+            "executions": sum(s.executions for s in self.skipped),
+            "time_ns": sum(s.time_ns for s in self.skipped),
+            "macs": sum(s.macs for s in self.skipped),
+        }
+        return {k: {"exported": done[k], "skipped": left[k], "total": done[k] + left[k]} for k in done}
+
+    def verify(self, executions: int, time_ns: float, macs: int) -> None:
+        """Exported + skipped must equal these totals of the trace.
+
+        Raises:
+            ExportError: something was dropped or counted twice: a bug in the exporter.
+        """
+        for key, expected in (("executions", executions), ("time_ns", time_ns), ("macs", macs)):
+            found = self.totals()[key]["total"]
+            if abs(found - expected) > 1e-6 * max(1.0, abs(expected)):
+                raise ExportError(f"{self.exporter}: exported + skipped {key} is {found}, the trace has {expected}; please report it")
+
+    def to_json(self) -> str:
+        """The report as `export.json` holds it."""
+        content = asdict(self)
+        content["totals"] = self.totals()
+        return json.dumps(content, indent=1, allow_nan=False) + "\n"
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """What a strict parser found in an export: `facts` are its own counts, `problems` is empty when all is well."""
+
+    files: tuple[str, ...]
+    facts: Mapping[str, Any]
+    problems: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """True when no problem was found."""
+        return not self.problems
+
+
+def write_report(folder: Path, report: ExportReport) -> None:
+    """Put `export.json` beside the files."""
+    (folder / REPORT_NAME).write_text(report.to_json(), encoding="utf-8")
+
+
+def read_layer_map(folder: Path) -> list[ExportedLayer]:
+    """The layer map of an export, from its `export.json`.
+
+    Raises:
+        ExportError: the file is missing or is not such a report.
+    """
+    path = folder / REPORT_NAME
+    try:
+        rows: Sequence[Mapping[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["layers"]
+        return [ExportedLayer(**{**row, "executions": tuple(row["executions"])}) for row in rows]
+    except FileNotFoundError:
+        raise ExportError(f"{path} does not exist; give the folder that `fathom-trace export` wrote") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ExportError(f"{path} is not an export report ({type(error).__name__}: {error}); export again") from None

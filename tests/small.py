@@ -1,0 +1,42 @@
+"""Small hand-made traces that several tests share."""
+
+from __future__ import annotations
+
+from fathom_trace.builder import TraceBuilder
+from fathom_trace.trace import Trace
+
+
+def diamond() -> Trace:
+    """Case G1: A 10 us -> (B 50 us parallel to C 30 us) -> D 10 us, as two workers ran it."""
+    builder = TraceBuilder()
+    nodes = {}
+    for name, parents in (("A", ""), ("B", "A"), ("C", "A"), ("D", "BC")):
+        nodes[name] = builder.node(name, f"Op{name}", inputs=[(nodes[p], 0) for p in parents])
+    executions: dict[str, int] = {}
+    for name, parents in (("A", ""), ("B", "A"), ("C", "A"), ("D", "BC")):
+        inputs = [builder.tensor(executions[p]) for p in parents]
+        executions[name] = builder.execution(nodes[name], inputs=inputs, outputs=[("float32", [2, 3])])
+    structure = builder.end_structure()
+    builder.step(structure, start=[0, 10_000, 10_000, 60_000], done=[10_000, 60_000, 40_000, 70_000], lane=[0, 0, 1, 0])
+    return builder.build({"workload": "diamond", "stage": "source", "inter_threads": 2})
+
+
+def loop() -> Trace:
+    """A `while` loop that ran two iterations, plus two steps of different structure: the parts that straight-line graphs lack."""
+    builder = TraceBuilder()
+    frame = builder.add("frames", frame_name=builder.string("while"), kind=0, parent=-1)
+    start = builder.node("x", "Const", attributes={"dtype": "float32"})
+    body = builder.node("while/body/MatMul", "MatMul", inputs=[(start, 0)], frame=frame)
+    after = builder.node("y", "Identity", inputs=[(body, 0)])
+    builder.constant(start, __import__("numpy").float32(2.5).reshape(()))
+    for trips in (2, 1):
+        last = builder.execution(start, outputs=[("float32", [2, 4])])
+        for i in range(trips):
+            path = builder.path(0, frame, 0, i)
+            last = builder.execution(body, inputs=[builder.tensor(last)], outputs=[("float32", [2, 4])], path=path)
+        builder.execution(after, inputs=[builder.tensor(last)], outputs=[("float32", [2, 4])])
+        structure = builder.end_structure()
+        times = [10 * k for k in range(trips + 2)]
+        builder.step(structure, start=times, done=[t + 7 for t in times])
+    builder.untraced_step(55)
+    return builder.build({"workload": "loop", "stage": "source", "inter_threads": 1})
