@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fathom_trace.errors import ExportError
+from fathom_trace.errors import ExportError, one_line
 
 REQUIRED = ("TARGET", "Options", "write", "check")
 REPORT_NAME = "export.json"
@@ -140,17 +140,33 @@ def write_report(folder: Path, report: ExportReport) -> None:
     (folder / REPORT_NAME).write_text(report.to_json(), encoding="utf-8")
 
 
-def read_layer_map(folder: Path) -> list[ExportedLayer]:
-    """The layer map of an export, from its `export.json`.
+def read_report(folder: Path) -> Mapping[str, Any]:
+    """What `export.json` of an export says: the fields of `ExportReport`, and `totals`.
 
     Raises:
         ExportError: the file is missing or is not such a report.
     """
     path = folder / REPORT_NAME
     try:
-        rows: Sequence[Mapping[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["layers"]
-        return [ExportedLayer(**{**row, "executions": tuple(row["executions"])}) for row in rows]
+        content = json.loads(path.read_text(encoding="utf-8"))
+        missing = {"exporter", "layers", "skipped"} - set(content)
+        if missing or not isinstance(content, dict):
+            raise ValueError(f"it lacks {', '.join(sorted(missing))}")
     except FileNotFoundError:
         raise ExportError(f"{path} does not exist; give the folder that `fathom-trace export` wrote") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ExportError(f"{path} is not an export report ({type(error).__name__}: {error}); export again") from None
+    except (OSError, ValueError, TypeError) as error:
+        raise ExportError(f"{path} is not an export report ({one_line(error)}); export again") from None
+    return content
+
+
+def read_layer_map(folder: Path) -> list[ExportedLayer]:
+    """The layer map of an export, from its `export.json`.
+
+    Raises:
+        ExportError: the file is missing or is not such a report.
+    """
+    rows: Sequence[Mapping[str, Any]] = read_report(folder)["layers"]
+    try:
+        return [ExportedLayer(**{**row, "executions": tuple(row["executions"])}) for row in rows]
+    except (KeyError, TypeError) as error:
+        raise ExportError(f"{folder / REPORT_NAME} is not an export report ({one_line(error)}); export again") from None

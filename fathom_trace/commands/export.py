@@ -1,0 +1,72 @@
+"""Write a trace in the format of a simulator or viewer, and say what was exported, what was not, and how far that is proven."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fathom_trace.arguments import add_force, add_json, add_settings, add_trace
+
+if TYPE_CHECKING:
+    from fathom_trace.exporter import ExportReport
+
+EXAMPLES = ("fathom-trace export vgg-training.h5 scale-sim", "fathom-trace export vgg-training.h5 scale-sim -o /tmp/vgg --force")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    add_trace(parser)
+    parser.add_argument("exporter", metavar="EXPORTER", help="one that `fathom-trace exporters` lists; - and _ are the same")
+    parser.add_argument("-o", "--output", metavar="DIR", help="folder to make (default: FILE without suffix, - and EXPORTER)")
+    add_settings(parser, "exporter")
+    add_force(parser)
+    add_json(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Export, check and print the report."""
+    from fathom_trace.destination import check_folder
+    from fathom_trace.exporter import REPORT_NAME
+    from fathom_trace.exporters import REGISTRY
+    from fathom_trace.exporting import export
+    from fathom_trace.options import parse_pairs
+    from fathom_trace.store import load
+    from fathom_trace.terminal import print_json
+
+    name = REGISTRY.resolve(arguments.exporter)
+    settings = parse_pairs(arguments.settings)
+    folder = Path(arguments.output or f"{Path(arguments.file).with_suffix('')}-{name}")
+    check_folder(folder, arguments.force, REPORT_NAME)
+    report, found = export(load(Path(arguments.file)), name, folder, settings, arguments.force)
+    if arguments.json:
+        print_json({"folder": folder, "report": report, "totals": report.totals(), "check": found})
+    else:
+        _print(report, folder)
+        print(f"checked by its own parser: {', '.join(f'{k} {v}' for k, v in found.facts.items())}")
+    return 0
+
+
+def _print(report: ExportReport, folder: Path) -> None:
+    from fathom_trace.terminal import print_table
+    from fathom_trace.units import format_count, format_ns, format_share
+
+    print(f"{folder}: {len(report.layers)} layers for {report.target.name} {report.target.version}".rstrip())
+    for file in report.files:
+        print(f"  {file}")
+    form = {"executions": str, "time_ns": format_ns, "macs": lambda macs: format_count(macs, "MAC")}
+    rows = [
+        (key.removesuffix("_ns"), form[key](t["exported"]), form[key](t["skipped"]), format_share(t["exported"] / t["total"] if t["total"] else 0))
+        for key, t in report.totals().items()
+    ]
+    print_table(("", "exported", "skipped", "exported share"), rows)
+    total_ns = report.totals()["time_ns"]["total"] or 1
+    if report.skipped:
+        print("skipped, by time")
+    for item in sorted(report.skipped, key=lambda s: -s.time_ns):
+        print(f"  {format_share(item.time_ns / total_ns):>6}  {item.executions} x {item.op}: {item.reason}")
+    for kind, lines in (("approximated", report.approximations), ("note", report.notes)):
+        for line in lines:
+            print(f"{kind}: {line}")
+    print(f"proof: {report.target.proof} ({report.target.proof_detail})")
+    print(f"to run it: {report.target.how_to_run}")

@@ -1,0 +1,52 @@
+"""List the exporters and how far each is proven, or describe one: its target, how to run it, its options."""
+
+from __future__ import annotations
+
+import argparse
+
+from fathom_trace.arguments import add_json
+
+EXAMPLES = ("fathom-trace exporters", "fathom-trace exporters scale-sim")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("name", nargs="?", metavar="NAME", help="the exporter to describe; - and _ are the same")
+    add_json(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the list or the description."""
+    from fathom_trace.exporters import REGISTRY
+    from fathom_trace.options import describe_options
+    from fathom_trace.terminal import print_json, print_pairs, print_table
+
+    if arguments.name is None:
+        summaries = REGISTRY.summaries()
+        targets = {name: REGISTRY.load(name).TARGET for name in summaries}
+        if arguments.json:
+            print_json({name: {"summary": summaries[name], "target": targets[name]} for name in summaries})
+        else:
+            rows = [(n, f"{t.name} {t.version}".strip(), t.proof, summaries[n]) for n, t in targets.items()]
+            print_table(("exporter", "target", "proof", "what it writes"), rows, left=range(4))
+        return 0
+
+    name = REGISTRY.resolve(arguments.name)
+    exporter = REGISTRY.load(name)
+    target, options = exporter.TARGET, describe_options(exporter.Options())
+    if arguments.json:
+        print_json({"name": name, "description": exporter.__doc__, "target": target, "options": options})
+        return 0
+    print(f"{name}: {(exporter.__doc__ or '').strip()}\n\ntarget")
+    print_pairs(
+        [
+            ("program", f"{target.name} {target.version}"),
+            ("where", target.url),
+            ("proof", f"{target.proof}: {target.proof_detail}"),
+            ("to run it", target.how_to_run),
+        ],
+        indent="  ",
+    )
+    print("\noptions (--set name=value)")
+    print_pairs([(f"{o.name}={o.default}", f"{o.type}. {o.doc}") for o in options], indent="  ")
+    return 0

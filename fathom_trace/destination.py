@@ -1,0 +1,78 @@
+"""Where results go: refuses what is in the way, and what cannot be written, before any long work begins."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fathom_trace.errors import ExportError, TraceFileError
+
+
+def check_file(path: Path, force: bool) -> Path:
+    """`path`, where a file can be written.
+
+    Raises:
+        TraceFileError: something is in the way, or the folder does not exist or cannot be written.
+    """
+    if path.is_dir():
+        raise TraceFileError(f"{path} is a folder; give a file name with -o")
+    if path.exists() and not force:
+        raise TraceFileError(f"{path} exists; pass --force to replace it")
+    _check_writable(path)
+    return path
+
+
+def check_folder(path: Path, force: bool, marker: str) -> Path:
+    """`path`, where a folder of results can be put. `marker` is the file by which earlier results are known.
+
+    Raises:
+        ExportError: it holds files and `force` is not set, or holds files but no `marker`, so that they are not ours to replace.
+        TraceFileError: the folder around it does not exist or cannot be written.
+    """
+    if path.exists() and not path.is_dir():
+        raise ExportError(f"{path} is a file; give a folder with -o")
+    if path.is_dir() and any(path.iterdir()):
+        if not (path / marker).is_file():
+            raise ExportError(f"{path} holds files that no export wrote; choose another folder with -o")
+        if not force:
+            raise ExportError(f"{path} exists; pass --force to replace it")
+    _check_writable(path)
+    return path
+
+
+def _check_writable(path: Path) -> None:
+    parent = path.absolute().parent
+    if not parent.is_dir():
+        raise TraceFileError(f"cannot write {path}: the folder {parent} does not exist; make it, or choose another with -o")
+    try:
+        with tempfile.TemporaryFile(dir=parent):
+            pass
+    except OSError as error:
+        raise TraceFileError(f"cannot write {path}: the folder {parent} refuses files ({error.strerror}); choose another with -o") from None
+
+
+@contextmanager
+def replacing_folder(path: Path) -> Iterator[Path]:
+    """An empty folder beside `path` that takes its place when the block ends well, and vanishes when it does not."""
+    path = path.resolve()
+    partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent))
+    try:
+        partial.chmod(0o777 & ~_umask())
+        yield partial
+        old = partial.with_suffix(".old")
+        if path.exists():
+            path.rename(old)
+        partial.rename(path)
+        shutil.rmtree(old, ignore_errors=True)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,48 @@
+"""Exports a trace through the registry: writes beside the target folder, has the exporter's own parser check the files, then puts
+them in place together with `export.json`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from fathom_trace.destination import check_folder, replacing_folder
+from fathom_trace.errors import ExportError
+from fathom_trace.exporter import REPORT_NAME, CheckReport, ExportReport, read_report, write_report
+from fathom_trace.exporters import REGISTRY
+from fathom_trace.options import apply_settings
+from fathom_trace.trace import Trace
+
+
+def export(
+    trace: Trace, exporter: str, folder: Path, settings: Mapping[str, str] | None = None, force: bool = False
+) -> tuple[ExportReport, CheckReport]:
+    """Write `trace` as `exporter` does into `folder`; returns its report and what its own parser found in the files.
+
+    Raises:
+        UnknownNameError: there is no such exporter or option.
+        ExportError: `folder` is in the way, the trace has nothing that the format can say, or the files fail their own check.
+    """
+    name = REGISTRY.resolve(exporter)
+    check_folder(folder, force, REPORT_NAME)
+    module = REGISTRY.load(name)
+    options = apply_settings(module.Options(), settings or {}, f"exporter '{name}'")
+    with replacing_folder(folder) as partial:
+        report: ExportReport = module.write(trace, partial, options)
+        write_report(partial, report)
+        found: CheckReport = module.check(partial)
+        if not found.ok:
+            raise ExportError(f"{name} wrote files that its own parser refuses, so they were removed: {'; '.join(found.problems)}")
+    return report, found
+
+
+def check(folder: Path) -> tuple[str, CheckReport]:
+    """The exporter that wrote `folder`, and what its parser finds there.
+
+    Raises:
+        ExportError: `folder` holds no export.
+        UnknownNameError: this release has no such exporter.
+    """
+    name = REGISTRY.resolve(str(read_report(folder)["exporter"]))
+    found: CheckReport = REGISTRY.load(name).check(folder)
+    return name, found
