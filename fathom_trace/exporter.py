@@ -51,7 +51,8 @@ class ExportedLayer:
     """One layer as written: `executions` are rows of the trace's executions that it stands for.
 
     `place` says where in the files it is (file and row), `how` what it was written as. `macs` and `time_ns` are the trace's own.
-    `count` is how many times the target must run the written layer to do the executions' work.
+    `count` is how many times the target must run the written layer to do the executions' work. `facts` are JSON values for `check` and
+    `read_results`: what the layer is in the trace (extents by axis), and how the target numbers it in its results.
     """
 
     name: str
@@ -62,6 +63,7 @@ class ExportedLayer:
     time_ns: float
     count: int = 1
     note: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

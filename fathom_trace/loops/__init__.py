@@ -1,0 +1,27 @@
+"""Convolutions, matrix products and their gradients as loop nests: the one place that understands layouts, padding and groups.
+
+`nests` says what a loop nest is, `recover` finds the nest of one execution, `layers` finds the logical layers of a whole structure
+(a convolution between SpaceToBatchND and BatchToSpaceND is one dilated convolution). The mapping exporters only spell the result.
+`systolic` gives the cycles of a product on a systolic array in closed form.
+"""
+
+from fathom_trace.loops.layers import Layer, layers
+from fathom_trace.loops.nests import Axis, ConvolutionNest, Gemm, GemmNest, LoopNest, nest_from_json
+from fathom_trace.loops.recover import examine, is_unknown, loop_nest
+from fathom_trace.loops.systolic import DATAFLOWS, SystolicArray
+
+__all__ = [
+    "DATAFLOWS",
+    "Axis",
+    "ConvolutionNest",
+    "Gemm",
+    "GemmNest",
+    "Layer",
+    "LoopNest",
+    "SystolicArray",
+    "examine",
+    "is_unknown",
+    "layers",
+    "loop_nest",
+    "nest_from_json",
+]
