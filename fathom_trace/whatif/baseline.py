@@ -1,0 +1,186 @@
+"""The unchanged step that scenarios are compared with, and how well a replay reproduces what was measured of it.
+
+Where untraced steps were timed too and took less than the traced span, every dispatch gap first gets shorter by what tracing cost an
+execution: the fixed time with which the replay along the captured lanes takes as long as the untraced step did. The untraced wall time
+is an upper bound of the untraced span, so this takes off no more than can be shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fathom_trace.errors import ScenarioError
+from fathom_trace.tables import FRAME_LOOP
+from fathom_trace.trace import Trace
+from fathom_trace.whatif.amdahl import total_ns
+from fathom_trace.whatif.recording import Float, Recording, record
+from fathom_trace.whatif.replay import CAPTURED, makespans_ns, replay_lanes
+from fathom_trace.whatif.scenario import Times
+from fathom_trace.whatif.selection import Executed, NodeLabels, executed
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """Measured against replayed, in ns."""
+
+    steps: int
+    measured_ns: float
+    """Median span of the traced steps."""
+    lanes_ns: float
+    """Replay of the medians along the captured lanes."""
+    workers_ns: float
+    """List scheduling of the medians on the workers of the projection."""
+    untraced_ns: float | None
+    """Median wall time of the untraced steps."""
+    tracing_ns: float
+    """What was taken off each dispatch gap for tracing; 0 where nothing was."""
+    corrected_ns: float
+    """Replay along the captured lanes after that."""
+
+    @property
+    def lanes_error(self) -> float:
+        """Relative error of the replay along the captured lanes."""
+        return self.lanes_ns / self.measured_ns - 1 if self.measured_ns else 0.0
+
+    @property
+    def workers_error(self) -> float:
+        """Relative error of list scheduling."""
+        return self.workers_ns / self.measured_ns - 1 if self.measured_ns else 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Base:
+    """A step and the settings with which scenarios of it are projected."""
+
+    title: str
+    recording: Recording
+    executed: Executed
+    workers: int
+    priority: str
+    idle_ns: float
+    """Time in which no op runs on the captured lanes."""
+    baseline: Baseline
+    notes: tuple[str, ...]
+
+    @property
+    def unchanged(self) -> Times:
+        """The times as recorded."""
+        return Times(self.recording.duration_ns, self.recording.gap_ns, ())
+
+    def totals_ns(self, scenarios: Sequence[Times]) -> Float:
+        """What each scenario takes, `[3, scenarios]`: by Amdahl, replayed on the workers, replayed on unlimited workers."""
+        duration, gap = np.stack([t.duration_ns for t in scenarios]), np.stack([t.gap_ns for t in scenarios])
+        return np.stack(
+            [
+                total_ns(duration, self.idle_ns),
+                makespans_ns(self.recording, duration, gap, self.workers, self.priority),
+                makespans_ns(self.recording, duration, gap),
+            ]
+        )
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to replay: on how many workers (None: as captured), in which order, which structure (None: the most frequent)."""
+
+    workers: int | None = None
+    priority: str = CAPTURED
+    structure: int | None = None
+    correct_tracing: bool = True
+    labels: NodeLabels | None = field(default=None, repr=False, compare=False)
+    """Labels of the nodes, to select by; the trace's own by default."""
+
+
+def base_of(trace: Trace, settings: Settings) -> Base:
+    """The unchanged step of `trace`.
+
+    Raises:
+        ScenarioError: the trace has no times, or the settings do not fit it.
+    """
+    if settings.structure is not None and not 0 <= settings.structure < len(trace.structures):
+        raise ScenarioError(f"the trace has no structure {settings.structure}; it has {len(trace.structures)}, counted from 0")
+    measured = record(trace, settings.structure)
+    structure = trace.main_structure if settings.structure is None else settings.structure
+    workers = captured_workers(trace, measured) if settings.workers is None else settings.workers
+    untraced = trace.steps.client_wall_ns[trace.steps.structure < 0]
+    untraced_ns = float(np.median(untraced)) if len(untraced) else None
+    shorter = settings.correct_tracing and untraced_ns is not None and untraced_ns < measured.measured_span_ns
+    cost = tracing_cost_ns(measured, untraced_ns) if shorter and untraced_ns is not None else 0.0
+    recording = measured.with_cheaper_dispatch(cost) if cost else measured
+    lanes, corrected = replay_lanes(measured), replay_lanes(recording)
+    listed = makespans_ns(measured, measured.duration_ns[None], workers=workers, priority=settings.priority)
+    baseline = Baseline(
+        steps=len(measured.measured_spans_ns),
+        measured_ns=measured.measured_span_ns,
+        lanes_ns=lanes.makespan_ns,
+        workers_ns=float(listed[0]),
+        untraced_ns=untraced_ns,
+        tracing_ns=cost,
+        corrected_ns=corrected.makespan_ns,
+    )
+    among = executed(trace, structure, settings.labels)
+    notes = tuple(_notes(trace, measured, workers))
+    return Base(_title(trace), recording, among, workers, settings.priority, corrected.idle_ns, baseline, notes)
+
+
+def captured_workers(trace: Trace, recording: Recording) -> int:
+    """How many workers the capture ran on: its inter-op threads, or where it does not say, how many lanes ran something."""
+    threads = trace.provenance.get("inter_threads")
+    if isinstance(threads, int) and not isinstance(threads, bool) and threads >= 1:
+        return threads
+    return max(1, recording.lanes)
+
+
+def tracing_cost_ns(recording: Recording, span_ns: float) -> float:
+    """The time that, taken off every dispatch gap, makes the replay along the captured lanes last `span_ns` (to 0.01%).
+
+    All gaps together may not suffice: then the longest gap, which leaves none.
+    """
+
+    def over(cost_ns: float) -> float:
+        return replay_lanes(recording.with_cheaper_dispatch(cost_ns)).makespan_ns - span_ns
+
+    low, high = 0.0, float(recording.dispatch_ns.max(initial=0.0))
+    above, below = over(low), over(high)
+    if above <= 0:
+        return 0.0
+    if below >= 0:
+        return high
+    middle = low
+    for turn in range(60):
+        # The makespan is convex and falls, so the chord overshoots: it takes turns with halving.
+        middle = low + (high - low) * (0.5 if turn % 2 else above / (above - below))
+        value = over(middle)
+        if abs(value) <= 1e-4 * span_ns:
+            break
+        if value > 0:
+            low, above = middle, value
+        else:
+            high, below = middle, value
+    return middle
+
+
+def _title(trace: Trace) -> str:
+    parts = [trace.provenance.get(key) for key in ("workload", "mode")]
+    return " ".join(p for p in parts if isinstance(p, str) and p) or "trace"
+
+
+def _notes(trace: Trace, recording: Recording, workers: int) -> list[str]:
+    """What a reader must know about the recording before believing a projection."""
+    notes = []
+    traced, steps = len(trace.traced_steps), len(recording.measured_spans_ns)
+    if traced > steps:
+        notes.append(f"{traced - steps} of {traced} traced steps executed something else and are left out")
+    missing = int(np.count_nonzero(~recording.timed))
+    if missing:
+        notes.append(f"{missing} of {len(recording)} executions have no valid time and are taken as 0")
+    if recording.negative_gaps:
+        notes.append(f"{recording.negative_gaps} executions began before what they depend on had ended; replays let them wait for it")
+    if recording.lanes > workers:
+        notes.append(f"the captured executions overlap on {recording.lanes} lanes; the replay has {workers} for them")
+    if np.any(trace.frames.kind == FRAME_LOOP):
+        notes.append("iterations of loops may overlap in the replays: tracing kept them apart, the program does not")
+    return notes

@@ -1,0 +1,236 @@
+"""What-if scenarios: which executions change, and what becomes of their times.
+
+As text one change each, in the order given. A later change starts from what earlier ones left, so speedups multiply.
+
+    Conv2D=10          ten times faster
+    layer:fc*=4        every layer whose name matches, four times faster
+    Conv2D=inf         free, but still dispatched
+    Conv2D=50us        50 us each
+    kind:pooling=remove   gone, dispatch included
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fathom_trace.errors import ScenarioError
+from fathom_trace.trace import Trace
+from fathom_trace.units import NS_PER_MS, NS_PER_S, NS_PER_US
+from fathom_trace.whatif.recording import Bool, Float, Recording
+from fathom_trace.whatif.selection import Executed, Selection, parse_selection
+
+_UNITS_NS = {"ns": 1, "us": NS_PER_US, "ms": NS_PER_MS, "s": NS_PER_S}
+
+
+class Change(Protocol):
+    """One change of a scenario; `str()` is how a user would write it."""
+
+    def apply(self, among: Executed, duration_ns: Float, gap_ns: Float) -> Bool:
+        """Change the times `[executions]` in place; returns which executions were selected.
+
+        Raises:
+            ScenarioError: none was.
+        """
+
+
+@dataclass(frozen=True)
+class Speedup:
+    """The selected executions run `factor` times faster; infinite: they take no time but are still dispatched."""
+
+    selection: Selection
+    factor: float
+
+    def __post_init__(self) -> None:
+        if not self.factor > 0:
+            raise ScenarioError(f"cannot make '{self.selection}' {self.factor:g} times faster; give a factor above 0, or inf")
+
+    def __str__(self) -> str:
+        return f"{self.selection}={self.factor:.12g}"
+
+    def apply(self, among: Executed, duration_ns: Float, gap_ns: Float) -> Bool:
+        """Divide the selected durations by the factor."""
+        mask = self.selection.mask(among)
+        duration_ns[mask] /= self.factor
+        return mask
+
+
+@dataclass(frozen=True)
+class SetTime:
+    """The selected executions take `time_ns` each."""
+
+    selection: Selection
+    time_ns: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.time_ns < math.inf:
+            raise ScenarioError(f"'{self.selection}' cannot take {self.time_ns:g} ns; give a finite time that is not below 0")
+
+    def __str__(self) -> str:
+        return f"{self.selection}={self.time_ns:.12g}ns"
+
+    def apply(self, among: Executed, duration_ns: Float, gap_ns: Float) -> Bool:
+        """Set the selected durations."""
+        mask = self.selection.mask(among)
+        duration_ns[mask] = self.time_ns
+        return mask
+
+
+@dataclass(frozen=True)
+class Remove:
+    """The selected executions vanish with their dispatch; what depended on them waits for what they waited for."""
+
+    selection: Selection
+
+    def __str__(self) -> str:
+        return f"{self.selection}=remove"
+
+    def apply(self, among: Executed, duration_ns: Float, gap_ns: Float) -> Bool:
+        """Set the selected durations and gaps to 0."""
+        mask = self.selection.mask(among)
+        duration_ns[mask] = 0.0
+        gap_ns[mask] = 0.0
+        return mask
+
+
+@dataclass(frozen=True, eq=False)
+class Results:
+    """Executions take the times that something else, such as a simulator, worked out for them; the rest stays as measured."""
+
+    time_ns: Mapping[int, float]
+    """By row of the trace's `executions`."""
+    source: str = "results"
+
+    def __str__(self) -> str:
+        return f"{len(self.time_ns)} executions timed by {self.source}"
+
+    def apply(self, among: Executed, duration_ns: Float, gap_ns: Float) -> Bool:
+        """Set the durations of the executions of this structure that have a result."""
+        mask = np.zeros(len(among), bool)
+        for row, time_ns in self.time_ns.items():
+            local = row - among.first
+            if 0 <= local < len(among):
+                mask[local] = True
+                duration_ns[local] = time_ns
+        if not mask.any():
+            raise ScenarioError(f"none of the {self} is in the steps that are projected; export this very trace and simulate that")
+        return mask
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Changes to a step, in order; without any, the step as it was measured."""
+
+    changes: tuple[Change, ...] = ()
+
+    def __str__(self) -> str:
+        return ", ".join(str(c) for c in self.changes) or "nothing changed"
+
+    def then(self, *changes: Change) -> Scenario:
+        """This scenario with more changes after it."""
+        return Scenario(self.changes + changes)
+
+    def apply(self, recording: Recording, among: Executed) -> Times:
+        """The changed times.
+
+        Raises:
+            ScenarioError: a change selects nothing that ran.
+        """
+        duration, gap = recording.duration_ns.copy(), recording.gap_ns.copy()
+        masks = tuple(change.apply(among, duration, gap) for change in self.changes)
+        return Times(duration, gap, masks)
+
+
+@dataclass(frozen=True, eq=False)
+class Times:
+    """What a scenario makes of a recording, `[executions]` each, in ns; `masks` holds what each change selected."""
+
+    duration_ns: Float
+    gap_ns: Float
+    masks: tuple[NDArray[np.bool_], ...]
+
+    @property
+    def changed(self) -> Bool:
+        """The executions that some change selected."""
+        return np.any(self.masks, axis=0) if self.masks else np.zeros(len(self.duration_ns), bool)
+
+    @property
+    def overlap(self) -> int:
+        """How many executions more than one change selected."""
+        return int(np.count_nonzero(np.sum(self.masks, axis=0) > 1)) if self.masks else 0
+
+    def limit(self) -> Times:
+        """The same with every changed execution free."""
+        return Times(np.where(self.changed, 0.0, self.duration_ns), self.gap_ns, self.masks)
+
+
+def parse_change(text: str) -> Change:
+    """The change that `text` describes: `SELECTION=FACTOR`, `SELECTION=TIME` or `SELECTION=remove`.
+
+    Raises:
+        ScenarioError: it is none of them.
+    """
+    name, sign, value = text.rpartition("=")
+    value = value.strip()
+    if not sign or not name.strip():
+        raise ScenarioError(f"'{text}' is not a speedup; write for example Conv2D=10")
+    selection = parse_selection(name)
+    if value == "remove":
+        return Remove(selection)
+    match = re.fullmatch(r"(.*?)(ns|us|ms|s)", value)
+    if match and match[1]:
+        return SetTime(selection, number(match[1], text) * _UNITS_NS[match[2]])
+    return Speedup(selection, number(value.removesuffix("x"), text))
+
+
+def parse_scenario(texts: Sequence[str]) -> Scenario:
+    """The scenario of several changes.
+
+    Raises:
+        ScenarioError: one of them is malformed, or two have the same selection.
+    """
+    seen: dict[Selection, str] = {}
+    for text in texts:
+        parse_change(text)
+        selection = parse_selection(text.rpartition("=")[0])
+        if selection in seen:
+            raise ScenarioError(f"'{selection}' is given twice, as '{seen[selection]}' and '{text}'; give it once")
+        seen[selection] = text
+    return Scenario(tuple(parse_change(text) for text in texts))
+
+
+def from_results(trace: Trace, time_ns: Mapping[int, float], source: str = "results") -> Scenario:
+    """The scenario in which executions (rows of `trace.executions`) take the given times, as a simulator reports them.
+
+    Raises:
+        ScenarioError: there is none, one is no execution of the trace, or a time is negative or not finite.
+    """
+    if not time_ns:
+        raise ScenarioError(f"{source} gives the time of no execution; there is nothing to project")
+    for row, time in time_ns.items():
+        if not 0 <= row < len(trace.executions):
+            raise ScenarioError(f"{source} times execution {row}, but the trace has {len(trace.executions)}; is it of another trace?")
+        if not 0 <= time < math.inf:
+            raise ScenarioError(f"{source} gives execution {row} a time of {time:g} ns; a time is finite and not below 0")
+    return Scenario((Results(dict(time_ns), source),))
+
+
+def number(value: str, text: str) -> float:
+    """`value` as a number, which may be `inf`, for the scenario `text`.
+
+    Raises:
+        ScenarioError: it is no number.
+    """
+    try:
+        result = float(value)
+    except ValueError:
+        result = math.nan
+    if math.isnan(result) or "_" in value:
+        raise ScenarioError(f"'{text}': '{value}' is no factor; write a number above 0, inf, a time such as 50us, or remove")
+    return result

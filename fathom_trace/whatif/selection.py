@@ -1,0 +1,159 @@
+"""Which executions a scenario is about: `Conv2D`, `layer:fc*`, `kind:conv`, `phase:backward`, `device:*GPU*`.
+
+A plain name is an op type as TensorFlow spells it. `*`, `?` and `[...]` match as in a shell, case-sensitively. Only what ran can be
+selected; a pattern that selects nothing is an error that offers the nearest name.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fathom_trace.errors import ScenarioError
+from fathom_trace.trace import Trace
+
+NOUNS = {"op": "op type", "kind": "kind", "layer": "layer", "phase": "phase", "device": "device"}
+"""What can be selected by, with the noun for messages."""
+
+NodeLabels = Mapping[str, Sequence[str]]
+"""For each key of `NOUNS` the label of every node of the graph; empty where it has none."""
+
+
+class TraceLabels(Mapping[str, Sequence[str]]):
+    """The labels of a trace's nodes, each worked out when first asked for."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._makers: dict[str, Callable[[], Sequence[str]]] = {
+            "op": lambda: trace.node_ops,
+            "kind": lambda: _kinds(trace),
+            "layer": lambda: _layers(trace),
+            "phase": lambda: _phases(trace),
+            "device": lambda: [trace.strings[i] for i in trace.nodes.device.tolist()],
+        }
+        self._made: dict[str, Sequence[str]] = {}
+
+    def __getitem__(self, key: str) -> Sequence[str]:
+        if key not in self._made:
+            self._made[key] = self._makers[key]()
+        return self._made[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._makers)
+
+    def __len__(self) -> int:
+        return len(self._makers)
+
+
+@dataclass(frozen=True, eq=False)
+class Executed:
+    """The executions of one structure, as scenarios see them: local number `i` is row `first + i` of the trace's `executions`."""
+
+    first: int
+    nodes: NDArray[np.int64]
+    labels: NodeLabels
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def names(self, by: str) -> list[str]:
+        """Label of each execution."""
+        labels = self.labels[by]
+        return [labels[n] for n in self.nodes.tolist()]
+
+
+def executed(trace: Trace, structure: int, labels: NodeLabels | None = None) -> Executed:
+    """The executions of a structure with their labels (the trace's own by default)."""
+    rows = trace.structure_rows(structure)
+    nodes = trace.executions.node[rows].astype(np.int64)
+    return Executed(rows.start, nodes, TraceLabels(trace) if labels is None else labels)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Executions by one label: `by` is a key of `NOUNS`, `pattern` a name or a glob."""
+
+    by: str
+    pattern: str
+
+    def __str__(self) -> str:
+        return self.pattern if self.by == "op" else f"{self.by}:{self.pattern}"
+
+    def mask(self, among: Executed) -> NDArray[np.bool_]:
+        """True for each selected execution.
+
+        Raises:
+            ScenarioError: none is selected; names the nearest that exists.
+        """
+        labels = among.labels[self.by]
+        ran = {labels[n] for n in np.unique(among.nodes).tolist()} - {""}
+        chosen = {self.pattern} & ran or {name for name in ran if fnmatchcase(name, self.pattern)}
+        if not chosen:
+            raise ScenarioError(self._nothing(ran, among))
+        per_node = np.array([label in chosen for label in labels], bool)
+        return per_node[among.nodes]
+
+    def _nothing(self, ran: set[str], among: Executed) -> str:
+        noun = NOUNS[self.by]
+        if any(sign in self.pattern for sign in "*?["):
+            return f"no {noun} that ran matches '{self.pattern}'; {_some(noun, ran)}"
+        if self.by == "op":
+            for other in ("kind", "phase"):
+                if self.pattern in among.labels.get(other, ()):
+                    return f"no {noun} that ran is called '{self.pattern}'; did you mean '{other}:{self.pattern}'?"
+        near = nearest(self.pattern, ran)
+        return f"no {noun} that ran is called '{self.pattern}'; " + (f"did you mean '{near}'?" if near else _some(noun, ran))
+
+
+def parse_selection(text: str) -> Selection:
+    """The selection that `text` describes.
+
+    Raises:
+        ScenarioError: it selects by something unknown, or by nothing.
+    """
+    by, colon, pattern = text.strip().partition(":")
+    if not colon:
+        by, pattern = "op", by
+    if by not in NOUNS:
+        near = nearest(by, NOUNS) or "op"
+        raise ScenarioError(f"'{text}' selects by '{by}', which is none of {', '.join(NOUNS)}; did you mean '{near}:{pattern}'?")
+    if not pattern:
+        raise ScenarioError(f"'{text}' names no {NOUNS[by]}; write for example Conv2D or layer:fc*")
+    return Selection(by, pattern)
+
+
+def nearest(name: str, known: Mapping[str, str] | set[str]) -> str:
+    """The most similar known name, capitals apart; empty if none is similar."""
+    lowered = {k.lower(): k for k in sorted(known)}
+    close = difflib.get_close_matches(name.lower(), lowered, n=1, cutoff=0.5)
+    return lowered[close[0]] if close else ""
+
+
+def _some(noun: str, names: set[str], most: int = 12) -> str:
+    if not names:
+        return f"the trace has no {noun} at all"
+    shown = sorted(names)[:most]
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return "there are: " + ", ".join(shown) + more
+
+
+def _kinds(trace: Trace) -> Sequence[str]:
+    from fathom_trace import ops
+
+    return [ops.kind(op) for op in trace.node_ops]
+
+
+def _layers(trace: Trace) -> Sequence[str]:
+    from fathom_trace import layers
+
+    return layers.layer_names(trace)
+
+
+def _phases(trace: Trace) -> Sequence[str]:
+    from fathom_trace import phases
+
+    return phases.phases(trace)
