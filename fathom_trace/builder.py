@@ -222,8 +222,16 @@ class TraceBuilder:
             input_preparation_bytes=0, synthetic_input=True, recorded=0, produced=0, complete=True,
         )  # fmt: skip
 
+    def sort_allocations(self) -> None:
+        """Order the allocation records by time; equal times keep their order."""
+        self._rows["allocations"].sort(key=lambda row: row["time"])
+
     def build(self, provenance: Mapping[str, Any] | None = None) -> Trace:
         """The `Trace` of everything added; executions after the last `end_structure` form one more structure."""
+        return Trace(**self.tables(), provenance=dict(provenance or {}))
+
+    def tables(self) -> dict[str, t.Table]:
+        """The tables of everything added, by name: for a caller that has some of them ready-made."""
         if len(self._rows["executions"]) > self._structure_begin:
             self.end_structure()
         made: dict[str, Any] = {
@@ -236,7 +244,7 @@ class TraceBuilder:
         made["step_times"] = t.StepTimes(
             **{k: np.concatenate([np.zeros(0, c.dtype), *(s[k] for s in self._times)]) for k, c in keys.items()}
         )
-        return Trace(**made, provenance=dict(provenance or {}))
+        return made
 
 
 def tensor_bytes(dtype: str, dims: Sequence[int]) -> int:

@@ -1,0 +1,101 @@
+"""Captures a program: lifts it into a session, times it untraced, runs it traced, and builds the `Trace`.
+
+Importing this package does not import TensorFlow; calling it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fathom_trace.errors import OptionError
+from fathom_trace.trace import Trace
+from fathom_trace.workload import DEFAULT_PRESET, choose_mode, choose_preset
+
+__all__ = ["CaptureRequest", "Plan", "Progress", "capture", "capture_workload"]
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, how much of it is done, and of how much; never from another thread."""
+
+
+def _ignore(_what: str, _done: int, _of: int) -> None:
+    """No progress shown."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a program is run. `steps` 0 means automatic: 3 to 12 traced steps within about a minute."""
+
+    steps: int = 0
+    warmup: int = 1
+    stage: str = "source"
+    threads: int = 0
+    inter_threads: int = 1
+    memory_steps: int = 1
+
+    def __post_init__(self) -> None:
+        for name, least in (("steps", 0), ("warmup", 0), ("threads", 0), ("inter_threads", 1), ("memory_steps", 0)):
+            if getattr(self, name) < least:
+                raise OptionError(f"{name.replace('_', '-')} is {getattr(self, name)}; it must be at least {least}")
+
+
+@dataclass(frozen=True)
+class CaptureRequest:
+    """A workload and how to run it, as the command line says it. `batch_size` 0 takes the preset's."""
+
+    workload: str
+    mode: str = "training"
+    preset: str = DEFAULT_PRESET
+    batch_size: int = 0
+    seed: int = 0
+    settings: Mapping[str, str] = field(default_factory=dict)
+    data: Path | None = None
+    plan: Plan = field(default_factory=Plan)
+    command_line: str = ""
+
+
+def capture_workload(request: CaptureRequest, progress: Progress = _ignore) -> Trace:
+    """Capture one of the workloads.
+
+    Raises:
+        UnknownNameError: no such workload, mode, preset, stage or option.
+        OptionError: a value cannot be used.
+        DataError: the data folder does not hold what the workload reads.
+        CaptureError: TensorFlow is missing, or cannot run the program.
+    """
+    from fathom_trace.capture.environment import import_tensorflow
+    from fathom_trace.options import apply_settings
+    from fathom_trace.workloads import REGISTRY
+
+    name = REGISTRY.resolve(request.workload)
+    choose_mode(request.mode)
+    if request.batch_size < 0:
+        raise OptionError(f"batch-size is {request.batch_size}; it must be at least 1")
+    import_tensorflow(request.plan.stage)
+    from fathom_trace.capture.run import run_workload
+
+    workload = REGISTRY.load(name)
+    preset = choose_preset(workload, request.preset, name)
+    options = apply_settings(preset.options, request.settings, name)
+    batch_size = request.batch_size or preset.batch_size[request.mode]
+    return run_workload(name, workload, options, batch_size, request, progress)
+
+
+def capture(function: Any, *args: Any, name: str = "", plan: Plan | None = None, progress: Progress = _ignore, **kwargs: Any) -> Trace:
+    """Capture one call of `function(*args, **kwargs)`, a `tf.function` or a callable that can be made one.
+
+    Every tensor argument becomes a fed input; other arguments are Python values that the function is specialised for. The call is run
+    `plan.warmup` times untraced, then traced. Variables keep their values outside: each capture starts from them and changes a copy.
+
+    Raises:
+        CaptureError: TensorFlow was imported with oneDNN in the wrong state for `plan.stage`, or the function cannot be lifted or run.
+    """
+    from fathom_trace.capture.environment import import_tensorflow
+
+    plan = plan or Plan()
+    import_tensorflow(plan.stage)
+    from fathom_trace.capture.run import run_function
+
+    return run_function(function, args, kwargs, name or getattr(function, "__name__", type(function).__name__), plan, progress)

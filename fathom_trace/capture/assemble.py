@@ -1,0 +1,441 @@
+"""Makes a `Trace` of a lifted graph, the graph that TensorFlow executed and the records of each step."""
+
+from __future__ import annotations
+
+import heapq
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fathom_trace import tables as t
+from fathom_trace.builder import ITEM_BYTES, TraceBuilder, attributes_text
+from fathom_trace.capture.dataflow import ENTER, Flow, FlowAnalysis, FlowNode
+from fathom_trace.capture.graph import GraphNode, attributes, constant_value, flatten_source, variable_access
+from fathom_trace.capture.lift import Lifted
+from fathom_trace.capture.stepstats import RECORD_CAP, Signatures, StepRecords
+from fathom_trace.trace import Trace
+
+IntColumn = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class StepContext:
+    """What is known of a traced step from outside its records."""
+
+    client_wall_ns: int
+    input_preparation_ns: int
+    input_preparation_bytes: int
+    synthetic_input: bool
+
+
+@dataclass
+class Structure:
+    """A set of executions: the canonical position (by node, then start) of each, and what is missing from it."""
+
+    position: IntColumn
+    missing: int
+    surplus: int
+    first_missing: str
+
+
+@dataclass
+class Columns:
+    """Growing columns of `executions` and `tensors`."""
+
+    node: list[IntColumn] = field(default_factory=list)
+    path: list[IntColumn] = field(default_factory=list)
+    inputs: list[int] = field(default_factory=list)
+    input_counts: list[int] = field(default_factory=list)
+    control: list[int] = field(default_factory=list)
+    control_counts: list[int] = field(default_factory=list)
+    tensor_execution: list[int] = field(default_factory=list)
+    tensor_signature: list[tuple[int, str, tuple[int, ...]]] = field(default_factory=list)
+
+
+class Assembler:
+    """Collects steps and builds the trace. Nodes of the executed graph keep their numbers."""
+
+    def __init__(self, lifted: Lifted, nodes: Sequence[GraphNode], signatures: Signatures, roles: Mapping[str, str]) -> None:
+        self.lifted, self.nodes, self.signatures, self.roles = lifted, nodes, signatures, roles
+        self.builder = TraceBuilder()
+        self.node_index = {n.name: i for i, n in enumerate(nodes)}
+        self.structures: dict[bytes, int] = {}
+        self.made: list[Structure] = []
+        self.bounds: list[int] = [0]
+        self.columns = Columns()
+        self.paths: list[tuple[int, int, int, int]] = [(-1, -1, 0, 0)]
+        self.frame_names: list[str] = []
+        self.frame_parents: list[int] = []
+        self.node_frame = [-1] * len(nodes)
+        self.unplaced: dict[str, int] = {}
+        self.is_capped = False
+        self.memory_step: tuple[int, StepRecords] | None = None
+        self._flow_nodes = [
+            FlowNode(
+                n.op,
+                n.inputs,
+                n.control,
+                frame=str(n.attributes.get("frame_name", "")) if n.op in ENTER else "",
+                is_constant=bool(n.attributes.get("is_constant", False)) if n.op in ENTER else False,
+            )
+            for n in nodes
+        ]
+
+    # --- steps ------------------------------------------------------------------------------------------------------------------
+
+    def add_step(self, records: StepRecords, context: StepContext) -> int:
+        """Add a traced step; returns its row."""
+        canonical = np.lexsort((records.start, records.node))
+        key = records.node[canonical].tobytes() + b"|" + records.signature[canonical].tobytes()
+        number = self.structures.get(key)
+        if number is None:
+            number = self.structures[key] = self._add_structure(records, canonical)
+        structure = self.made[number]
+        pick = canonical[structure.position]
+        self.is_capped |= records.total >= RECORD_CAP
+        for name, count in records.unplaced.items():
+            self.unplaced[name] = max(count, self.unplaced.get(name, 0))
+        missing_ends = self._missing_ends(records)
+        start, done = records.start[pick], records.done[pick]
+        step = self.builder.step(
+            number,
+            start,
+            done,
+            scheduled=records.scheduled[pick],
+            end=records.end[pick],
+            lane=lanes(start, done),
+            client_wall_ns=context.client_wall_ns,
+            origin_ns=records.origin_ns,
+            input_preparation_ns=context.input_preparation_ns,
+            input_preparation_bytes=context.input_preparation_bytes,
+            synthetic_input=context.synthetic_input,
+            produced=len(pick) + structure.missing + (missing_ends if not structure.missing else 0),
+            complete=not (structure.missing or structure.surplus or missing_ends or records.total >= RECORD_CAP),
+        )
+        if records.memory is not None and self.memory_step is None:
+            self.memory_step = step, records
+            self._memory_pick = pick
+            self._memory_structure = number
+        self._add_spans(step, records, number)
+        return step
+
+    def _missing_ends(self, records: StepRecords) -> int:
+        """Fetches and targets that were not recorded: their absence means that the end of the step was lost."""
+        ran = set(np.unique(records.node).tolist())
+        ends = [i for i, n in enumerate(self.nodes) if n.op == "_Retval"]
+        ends += [self.node_index[o.name] for o in self.lifted.targets if o.name in self.node_index]
+        return sum(1 for e in ends if e not in ran)
+
+    def _add_spans(self, step: int, records: StepRecords, structure: int) -> None:
+        if not records.spans:
+            return
+        rows = range(self.bounds[structure], self.bounds[structure + 1])
+        nodes = np.concatenate(self.columns.node)[rows.start : rows.stop]
+        by_name = {self.nodes[n].name: rows.start + i for i, n in reversed(list(enumerate(nodes.tolist())))}
+        for span in records.spans:
+            self.builder.add(
+                "device_spans",
+                step=step,
+                execution=by_name.get(span.name.split(":")[0], -1),
+                span_name=self.builder.string(span.name),
+                stream=self.builder.string(span.stream),
+                kind=t.SPAN_COPY if span.is_copy else t.SPAN_KERNEL,
+                start=span.start,
+                end=span.end,
+                size_bytes=span.size_bytes if span.is_copy else 0,
+            )
+
+    # --- structures -------------------------------------------------------------------------------------------------------------
+
+    def _add_structure(self, records: StepRecords, canonical: IntColumn) -> int:
+        by_node: list[list[int]] = [[] for _ in self.nodes]
+        for record, node in enumerate(records.node.tolist()):
+            by_node[node].append(record)
+        slots = [tuple(o[0] for o in outputs) for outputs in self.signatures.values]
+        flow = FlowAnalysis(self._flow_nodes, by_node, [slots[s] for s in records.signature.tolist()]).run()
+        order = execution_order(records.start, flow)
+        self._add_rows(records, flow, order)
+        position = np.empty(len(canonical), np.int64)
+        position[canonical] = np.arange(len(canonical))
+        self.made.append(
+            Structure(
+                position=position[order],
+                missing=sum(m.expected - m.recorded for m in flow.missing),
+                surplus=sum(m.recorded - m.expected for m in flow.surplus),
+                first_missing=self.nodes[flow.missing[0].node].name if flow.missing else "",
+            )
+        )
+        self.bounds.append(self.bounds[-1] + len(order))
+        return len(self.made) - 1
+
+    def _add_rows(self, records: StepRecords, flow: Flow, order: IntColumn) -> None:
+        columns, base = self.columns, self.bounds[-1]
+        row_of = np.empty(len(order), np.int64)
+        row_of[order] = np.arange(len(order)) + base
+        rows = row_of.tolist()
+        signature = records.signature.tolist()
+        first_tensor = len(columns.tensor_execution)
+        tensor_of: list[int] = [0] * len(order)
+        for record in order.tolist():
+            tensor_of[record] = first_tensor
+            outputs = self.signatures.values[signature[record]]
+            columns.tensor_execution.extend([rows[record]] * len(outputs))
+            columns.tensor_signature.extend(outputs)
+            first_tensor += len(outputs)
+        ordinal = [{o[0]: k for k, o in enumerate(outputs)} for outputs in self.signatures.values]
+        for record in order.tolist():
+            found = [
+                tensor_of[producer] + ordinal[signature[producer]][port]
+                for producer, port in flow.inputs[record]
+                if producer >= 0 and port in ordinal[signature[producer]]
+            ]
+            waited = list(dict.fromkeys(rows[producer] for producer in flow.control[record]))
+            columns.inputs.extend(found)
+            columns.input_counts.append(len(found))
+            columns.control.extend(waited)
+            columns.control_counts.append(len(waited))
+        columns.node.append(records.node[order].astype(np.int32))
+        columns.path.append(self._add_paths(flow)[np.array(flow.path, np.int64)[order]])
+
+    def _add_paths(self, flow: Flow) -> IntColumn:
+        """Append a flow's paths and frames; returns the row of each of its paths."""
+        if not self.frame_names:
+            self.frame_names = list(flow.frames)
+            self.frame_parents = list(flow.frame_parents)
+        for k, parent in enumerate(flow.frame_parents):
+            self.frame_parents[k] = max(self.frame_parents[k], parent)
+        for node, frame in enumerate(flow.node_frame):
+            self.node_frame[node] = max(self.node_frame[node], frame)
+        shift = len(self.paths) - 1
+        for parent, frame, instance, iteration in flow.paths[1:]:
+            self.paths.append((parent + shift if parent > 0 else 0, frame, instance, iteration))
+        rows = np.arange(len(flow.paths)) + shift
+        rows[0] = 0
+        return rows
+
+    # --- building ---------------------------------------------------------------------------------------------------------------
+
+    def build(self, provenance: Mapping[str, Any]) -> Trace:
+        """The trace of everything added."""
+        frame_rows = self._add_frames()
+        source_rows = self._add_source_nodes()
+        variables = self._add_graph(frame_rows, source_rows)
+        self._add_interface()
+        tensor_buffers = self._add_memory(variables)
+        made: dict[str, Any] = self.builder_tables(tensor_buffers)
+        paths = np.array(self.paths, np.int64).reshape(-1, 4)
+        frame = np.array([*frame_rows, -1], np.int64)[paths[:, 1]]
+        made["paths"] = t.Paths(parent=paths[:, 0], frame=frame, instance=paths[:, 2], iteration=paths[:, 3])
+        return Trace(**made, provenance={**provenance, **self._losses()})
+
+    def builder_tables(self, tensor_buffers: IntColumn) -> dict[str, Any]:
+        """The builder's tables, with executions and tensors made from their columns."""
+        columns, builder = self.columns, self.builder
+        slots = [s for s, _, _ in columns.tensor_signature]
+        dtypes = [builder.string(d) for _, d, _ in columns.tensor_signature]
+        shapes = [builder.shape(d) for _, _, d in columns.tensor_signature]
+        items = np.array([ITEM_BYTES.get(d, 0) for _, d, _ in columns.tensor_signature], np.int64)
+        made: dict[str, Any] = builder.tables()
+        elements = made["shapes"].elements[np.array(shapes, np.int64)] if shapes else np.zeros(0, np.int64)
+        count = len(columns.input_counts)
+        made["executions"] = t.Executions(
+            node=_joined(columns.node),
+            path=_joined(columns.path),
+            parent=np.full(count, -1),
+            kind=np.zeros(count, np.uint8),
+            timed=np.ones(count),
+            input_offsets=_bounds(columns.input_counts),
+            input=np.array(columns.inputs, np.int64),
+            control_offsets=_bounds(columns.control_counts),
+            control=np.array(columns.control, np.int64),
+        )
+        made["tensors"] = t.Tensors(
+            execution=np.array(columns.tensor_execution, np.int64),
+            port=np.array(slots, np.int64),
+            dtype=np.array(dtypes, np.int64),
+            shape=np.array(shapes, np.int64),
+            size_bytes=items * elements,
+            element_shape=np.full(len(slots), -1),
+            buffer=tensor_buffers,
+        )
+        made["structures"] = t.Structures(execution_offsets=np.array(self.bounds), execution=np.arange(count))
+        return made
+
+    def _losses(self) -> dict[str, Any]:
+        return {
+            "record_cap_reached": self.is_capped,
+            "unplaced_records": dict(sorted(self.unplaced.items())[:50]),
+            "first_missing": next((s.first_missing for s in self.made if s.first_missing), ""),
+        }
+
+    def _add_frames(self) -> list[int]:
+        """Add the loops, parents first; returns each loop's row."""
+        rows = [-1] * len(self.frame_names)
+
+        def add(k: int) -> int:
+            if rows[k] < 0:
+                parent = add(self.frame_parents[k]) if self.frame_parents[k] >= 0 else -1
+                rows[k] = self.builder.add(
+                    "frames", frame_name=self.builder.string(self.frame_names[k]), kind=t.FRAME_LOOP, parent=parent
+                )
+            return rows[k]
+
+        for k in range(len(self.frame_names)):
+            add(k)
+        return rows
+
+    def _add_source_nodes(self) -> dict[str, int]:
+        flat = flatten_source(self.lifted.graph_def)
+        rows = {node.name: i for i, node in enumerate(flat)}
+        for node in flat:
+            inputs = [(rows[name], port) for name, port in node.inputs if name in rows]
+            self.builder.add(
+                "source_nodes",
+                node_name=self.builder.string(node.name),
+                op=self.builder.string(node.definition.op),
+                attributes=self.builder.string(attributes_text(attributes(node.definition))),
+                input_node=[n for n, _ in inputs],
+                input_port=[p for _, p in inputs],
+            )
+        return rows
+
+    def _add_graph(self, frame_rows: Sequence[int], source_rows: Mapping[str, int]) -> dict[str, int]:
+        """Add nodes, constants and variables; returns the row of each variable by name."""
+        variables = {v.name: i for i, v in enumerate(self.lifted.variables)}
+        handles = {self.node_index[v.node_name]: i for i, v in enumerate(self.lifted.variables) if v.node_name in self.node_index}
+        reads, writes = variable_access(list(self.nodes), handles)
+        for i, node in enumerate(self.nodes):
+            source = source_rows.get(node.name)
+            self.builder.node(
+                node.name,
+                node.op,
+                inputs=node.inputs,
+                control=node.control,
+                attributes=node.attributes,
+                device=node.device,
+                frame=frame_rows[self.node_frame[i]] if self.node_frame[i] >= 0 else -1,
+                sources=[source] if source is not None else [],
+                reads=reads[i],
+                writes=writes[i],
+            )
+            if node.op == "Const":
+                value = constant_value(node.definition)
+                if value is not None:
+                    self.builder.constant(i, value)
+        for variable in self.lifted.variables:
+            self.builder.variable(
+                variable.name,
+                variable.dtype,
+                variable.shape,
+                trainable=variable.trainable,
+                slot_of=variables.get(variable.slot_of, -1),
+                slot_name=variable.slot_name,
+                node=self.node_index.get(variable.node_name, -1),
+            )
+        return variables
+
+    def _add_interface(self) -> None:
+        found: dict[str, list[tuple[str, int]]] = {"_arg": [], "_retval": []}
+        for i, node in enumerate(self.nodes):
+            match = re.fullmatch(r"(_arg|_retval)_(.+)_(\d+)_\d+", node.name)
+            if match and node.op in ("_Arg", "_Retval"):
+                found[match.group(1)].append((f"{match.group(2)}:{match.group(3)}", i))
+        feeds, fetches = dict(found["_arg"]), dict(found["_retval"])
+        for name, tensor in self.lifted.feeds.items():
+            if tensor.name in feeds:
+                self.builder.interface(name, t.FEED, feeds[tensor.name], 0, self.roles.get(name, "input"))
+        for name, (tensor, _) in self.lifted.captured.items():
+            if tensor.name in feeds:
+                self.builder.interface(name, t.FEED, feeds[tensor.name], 0, "state")
+        for name, tensor in self.lifted.fetches.items():
+            end = fetches.get(tensor.name)
+            if end is not None:
+                producer, port = self.nodes[end].inputs[0]
+                self.builder.interface(name, t.FETCH, producer, port, self.roles.get(name, ""))
+
+    def _add_memory(self, variables: Mapping[str, int]) -> IntColumn:
+        """Add the memory step's buffers and allocations; returns the buffer of each tensor."""
+        buffers = np.full(len(self.columns.tensor_execution), -1, np.int64)
+        if self.memory_step is None or self.memory_step[1].memory is None:
+            return buffers
+        step, records = self.memory_step
+        memory = self.memory_step[1].memory
+        base = self.bounds[self._memory_structure]
+        known: dict[tuple[int, int], int] = {}
+        first = int(np.searchsorted(self.columns.tensor_execution, base))
+        for k, record in enumerate(self._memory_pick.tolist()):
+            made: list[tuple[int, int]] = []
+            op = self.nodes[int(records.node[record])].op
+            origin = t.BUFFER_FEED if op == "_Arg" else t.BUFFER_VARIABLE if op == "ReadVariableOp" else t.BUFFER_ALLOCATOR
+            for slot, size, address in memory.outputs[record]:
+                if address:
+                    key = (address, size)
+                    if key not in known:
+                        known[key] = self.builder.add("buffers", origin=origin, address=address, size_bytes=size)
+                    buffers[first + slot_position(memory.outputs[record], slot)] = known[key]
+                    made.append((size, known[key]))
+            first += len(memory.outputs[record])
+            for when, size in memory.allocations[record]:
+                owner = next((b for s, b in made if s == size), -1)
+                self.builder.add("allocations", step=step, execution=base + k, size_bytes=size, time=when, buffer=owner)
+        self.builder.sort_allocations()
+        return buffers
+
+
+def slot_position(outputs: Sequence[tuple[int, int, int]], slot: int) -> int:
+    """Where a slot stands among the recorded outputs."""
+    return next(k for k, (s, _, _) in enumerate(outputs) if s == slot)
+
+
+def execution_order(start: IntColumn, flow: Flow) -> IntColumn:
+    """Records by start, with ties (and clock errors) settled by dependency: a topological order."""
+    late = any(p > r for r, inputs in enumerate(flow.inputs) for p, _ in inputs)
+    late = late or any(p > r for r, waited in enumerate(flow.control) for p in waited)
+    if not late:
+        return np.arange(len(start))
+    waiting = [0] * len(start)
+    after: list[list[int]] = [[] for _ in range(len(start))]
+    for record in range(len(start)):
+        for producer in {p for p, _ in flow.inputs[record] if p >= 0} | set(flow.control[record]):
+            after[producer].append(record)
+            waiting[record] += 1
+    ready = [(int(start[r]), r) for r, count in enumerate(waiting) if count == 0]
+    heapq.heapify(ready)
+    order: list[int] = []
+    while ready:
+        _, record = heapq.heappop(ready)
+        order.append(record)
+        for consumer in after[record]:
+            waiting[consumer] -= 1
+            if waiting[consumer] == 0:
+                heapq.heappush(ready, (int(start[consumer]), consumer))
+    return np.array(order, np.int64)
+
+
+def lanes(start: IntColumn, done: IntColumn) -> IntColumn:
+    """A worker for each execution such that none runs two at once: the one that became free last, else a new one."""
+    by_start = np.lexsort((done, start))
+    if len(start) < 2 or np.all(done[by_start][:-1] <= start[by_start][1:]):
+        return np.zeros(len(start), np.int16)
+    free: list[int] = []
+    result = np.zeros(len(start), np.int16)
+    for row in by_start.tolist():
+        usable = [(until, lane) for lane, until in enumerate(free) if until <= start[row]]
+        lane = max(usable)[1] if usable else len(free)
+        if lane == len(free):
+            free.append(0)
+        free[lane] = int(done[row])
+        result[row] = lane
+    return result
+
+
+def _joined(parts: Sequence[IntColumn]) -> IntColumn:
+    return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+
+
+def _bounds(counts: Sequence[int]) -> IntColumn:
+    return np.concatenate([[0], np.cumsum(np.array(counts, np.int64))]).astype(np.int64)

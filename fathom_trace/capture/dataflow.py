@@ -1,0 +1,333 @@
+"""Which iteration each record belongs to, and what it depended on: found by dataflow, not by time.
+
+TensorFlow records every iteration of a loop under the same name, without a number. Here each token gets a *tag*: a row of a tree of
+(frame, instance, iteration). The graph is cut where NextIteration feeds a Merge and walked in topological order:
+
+* an Enter's token j opens instance j of its loop; a constant Enter's token is seen by every iteration of it;
+* a loop header (a Merge fed by a NextIteration) has iterations 0..n of each instance, where n is read off the recorded output slots of a
+  Switch that the loop's condition drives: n times slot 1, closed by slot 0;
+* a Switch splits its tags by recorded slot; the Merge that joins a branch unites them; an Exit drops the last element;
+* every other node runs for the tags that all its inputs have.
+
+Zipping a node's tags with its records in start order is exact because lifting sets `parallel_iterations` to 1. Unequal counts mean that
+records were lost. Edges follow by looking tags up.
+
+This module knows no TensorFlow: it works on op type names and numbers.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from fathom_trace.errors import CaptureError
+
+ENTER, EXIT = frozenset({"Enter", "RefEnter"}), frozenset({"Exit", "RefExit"})
+MERGE, NEXT = frozenset({"Merge", "RefMerge"}), frozenset({"NextIteration", "RefNextIteration"})
+SWITCH = frozenset({"Switch", "RefSwitch", "_SwitchN"})
+ROOT = 0
+
+Tags = tuple[int, ...]
+ROOT_TAGS: Tags = (ROOT,)
+
+
+@dataclass(frozen=True)
+class FlowNode:
+    """A node as dataflow sees it: `inputs` are (producer, port), `control` are producers. `frame` names an Enter's loop."""
+
+    op: str
+    inputs: Sequence[tuple[int, int]]
+    control: Sequence[int]
+    frame: str = ""
+    is_constant: bool = False
+
+
+@dataclass
+class Frame:
+    """A loop: its Enters and headers, and the tags of its instances once known."""
+
+    name: str
+    enters: list[int] = field(default_factory=list)
+    headers: list[int] = field(default_factory=list)
+    tags: Tags = ()
+    is_open: bool = False
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A node that should have more records than it has."""
+
+    node: int
+    expected: int
+    recorded: int
+
+
+@dataclass(frozen=True)
+class Flow:
+    """The result, by record. `path[r]` is a row of `paths`; `inputs[r]` are (producer record, port); -1 where the producer is missing.
+
+    `paths` are (parent, frame, instance, iteration), the root first. `frames` are loop names, `frame_parents` their enclosing loops.
+    """
+
+    path: list[int]
+    inputs: list[list[tuple[int, int]]]
+    control: list[list[int]]
+    paths: list[tuple[int, int, int, int]]
+    frames: list[str]
+    frame_parents: list[int]
+    node_frame: list[int]
+    missing: list[Missing]
+    surplus: list[Missing]
+
+
+class FlowAnalysis:
+    """One pass over a graph and one step's records of it."""
+
+    def __init__(self, nodes: Sequence[FlowNode], records: Sequence[Sequence[int]], slots: Sequence[tuple[int, ...]]) -> None:
+        """`records[n]` are the records of node n in start order; `slots[r]` the output slots that record r shows."""
+        self.nodes, self.records, self.slots = nodes, records, slots
+        self.paths: list[tuple[int, int, int, int]] = [(-1, -1, 0, 0)]
+        self.frames: dict[str, Frame] = {}
+        self.first_of: list[int] = [ROOT]
+        self.next_of: list[int] = [-1]
+        count = len(nodes)
+        self.in_tags: list[Tags] = [()] * count
+        self.out_tags: list[Tags] = [()] * count
+        self.slot_tags: list[dict[int, Tags]] = [{} for _ in range(count)]
+        self.position: list[dict[int, int] | None] = [None] * count
+        self.missing: list[Missing] = []
+        self.surplus: list[Missing] = []
+        self._meets: dict[tuple[int, int], tuple[Tags, Tags, Tags]] = {}
+        self._find_frames()
+
+    # --- walking ----------------------------------------------------------------------------------------------------------------
+
+    def run(self) -> Flow:
+        """Tags for every node, then edges for every record."""
+        for node in self._order():
+            self._tag(node)
+        return self._edges()
+
+    def _find_frames(self) -> None:
+        self.header_frame: dict[int, str] = {}
+        for i, node in enumerate(self.nodes):
+            if node.op in ENTER:
+                self.frames.setdefault(node.frame, Frame(node.frame)).enters.append(i)
+        for i, node in enumerate(self.nodes):
+            if node.op in MERGE and any(self.nodes[p].op in NEXT for p, _ in node.inputs):
+                frame = next((self.nodes[p].frame for p, _ in node.inputs if self.nodes[p].op in ENTER), None)
+                if frame is None:
+                    raise CaptureError(f"loop header {i} ({node.op}) has no Enter; the graph is not a TensorFlow loop")
+                self.header_frame[i] = frame
+                self.frames[frame].headers.append(i)
+        self.frame_number = {name: k for k, name in enumerate(self.frames)}
+        self.frame_parent = [-1] * len(self.frames)
+        self.switch_of = self._loop_switches()
+
+    def _loop_switches(self) -> dict[str, list[int]]:
+        """Per loop, the Switches of its headers that its condition drives."""
+        found: dict[str, list[int]] = {name: [] for name in self.frames}
+        for i, node in enumerate(self.nodes):
+            if node.op in SWITCH and len(node.inputs) == 2 and self.nodes[node.inputs[1][0]].op == "LoopCond":
+                frame = self.header_frame.get(node.inputs[0][0])
+                if frame is not None:
+                    found[frame].append(i)
+        return found
+
+    def _producers(self, node: int) -> list[int]:
+        """Who must be tagged before `node`: its producers without back edges; all Enters of the loop for what they feed."""
+        spec = self.nodes[node]
+        is_header = node in self.header_frame
+        before = [p for p, _ in spec.inputs if not (is_header and self.nodes[p].op in NEXT)] + list(spec.control)
+        loops = {self.nodes[p].frame for p, _ in spec.inputs if self.nodes[p].op in ENTER}
+        loops |= {self.nodes[p].frame for p in spec.control if self.nodes[p].op in ENTER}
+        return before + [e for name in loops for e in self.frames[name].enters]
+
+    def _order(self) -> list[int]:
+        waiting = [0] * len(self.nodes)
+        after: list[list[int]] = [[] for _ in self.nodes]
+        for node in range(len(self.nodes)):
+            for producer in set(self._producers(node)):
+                after[producer].append(node)
+                waiting[node] += 1
+        ready = deque(n for n, count in enumerate(waiting) if count == 0)
+        order: list[int] = []
+        while ready:
+            node = ready.popleft()
+            order.append(node)
+            for consumer in after[node]:
+                waiting[consumer] -= 1
+                if waiting[consumer] == 0:
+                    ready.append(consumer)
+        if len(order) != len(self.nodes):
+            raise CaptureError("the executed graph has a cycle that is no TensorFlow loop; its dataflow cannot be followed")
+        return order
+
+    # --- tags -------------------------------------------------------------------------------------------------------------------
+
+    def _live(self, producer: int, port: int) -> Tags:
+        """Tags at which an output of `producer` is live for its consumers."""
+        spec = self.nodes[producer]
+        if spec.op in ENTER:
+            self._open(self.frames[spec.frame])
+            if spec.is_constant:
+                return self.frames[spec.frame].tags
+        if port >= 0 and spec.op in SWITCH:
+            return self.slot_tags[producer].get(port, ())
+        return self.out_tags[producer]
+
+    def _meet(self, left: Tags, right: Tags) -> Tags:
+        if left is right or left == right:
+            return left
+        key = (id(left), id(right))
+        known = self._meets.get(key)
+        if known is None:
+            members = set(right)
+            both = tuple(t for t in left if t in members)
+            result = left if len(both) == len(left) else right if len(both) == len(right) else both
+            known = self._meets[key] = (left, right, result)
+        return known[2]
+
+    def _tag(self, node: int) -> None:
+        spec = self.nodes[node]
+        if node in self.header_frame:
+            frame = self.frames[self.header_frame[node]]
+            self._open(frame)
+            tags = frame.tags
+        elif spec.op in MERGE:
+            tags = tuple(sorted({t for p, port in spec.inputs for t in self._live(p, port)}))
+        else:
+            tags = self._common(spec)
+        if spec.op in EXIT:
+            self.in_tags[node] = tags
+            self.out_tags[node] = tuple(self.paths[t][0] for t in tags)
+        elif spec.op in NEXT:
+            self.in_tags[node] = tags
+            self.out_tags[node] = tuple(self.next_of[t] for t in tags)
+        else:
+            self.in_tags[node] = self.out_tags[node] = tags
+        self._match(node)
+        if spec.op in SWITCH:
+            split: dict[int, list[int]] = {}
+            for tag, record in zip(tags, self.records[node], strict=False):
+                for slot in self.slots[record]:
+                    split.setdefault(slot, []).append(tag)
+            self.slot_tags[node] = {slot: tags if len(t) == len(tags) else tuple(t) for slot, t in split.items()}
+
+    def _common(self, spec: FlowNode) -> Tags:
+        tags: Tags | None = None
+        for producer, port in spec.inputs:
+            live = self._live(producer, port)
+            tags = live if tags is None else self._meet(tags, live)
+        for producer in spec.control:
+            live = self._live(producer, -1)
+            tags = live if tags is None else self._meet(tags, live)
+        return ROOT_TAGS if tags is None else tags
+
+    def _match(self, node: int) -> None:
+        expected, recorded = len(self.in_tags[node]), len(self.records[node])
+        if recorded < expected:
+            self.missing.append(Missing(node, expected, recorded))
+        elif recorded > expected:
+            self.surplus.append(Missing(node, expected, recorded))
+
+    def _open(self, frame: Frame) -> None:
+        """Make the tags of a loop's instances, once all its Enters are tagged."""
+        if frame.is_open:
+            return
+        frame.is_open = True
+        number = self.frame_number[frame.name]
+        parents: Tags | None = None
+        for enter in frame.enters:
+            parents = self.in_tags[enter] if parents is None else self._meet(parents, self.in_tags[enter])
+        parents = parents or ()
+        trips = self._trips(frame)
+        tags: list[int] = []
+        for instance, parent in enumerate(parents):
+            self.frame_parent[number] = self.paths[parent][1]
+            first = len(self.paths)
+            last = trips[instance] if instance < len(trips) else -1
+            for iteration in range(last + 1):
+                self.paths.append((parent, number, instance, iteration))
+                self.first_of.append(first)
+                self.next_of.append(len(self.paths) if iteration < last else -1)
+                tags.append(len(self.paths) - 1)
+        frame.tags = tuple(tags)
+        for enter in frame.enters:
+            known = {self.paths[t][0]: t for t in tags if self.paths[t][3] == 0}
+            self.out_tags[enter] = tuple(known.get(p, -1) for p in self.in_tags[enter])
+
+    def _trips(self, frame: Frame) -> list[int]:
+        """Trip count of each instance: the longest account among the loop's Switches, should records be missing."""
+        best: list[int] = []
+        for switch in self.switch_of[frame.name]:
+            trips, run = [], 0
+            is_inside = False
+            for record in self.records[switch]:
+                if 1 in self.slots[record]:
+                    run, is_inside = run + 1, True
+                else:
+                    trips.append(run)
+                    run, is_inside = 0, False
+            if is_inside:
+                trips.append(run)
+            if sum(trips) + len(trips) > sum(best) + len(best):
+                best = trips
+        return best
+
+    # --- edges ------------------------------------------------------------------------------------------------------------------
+
+    def _record_at(self, producer: int, tag: int) -> int:
+        """The record of `producer` whose token a consumer running at `tag` sees, or -1."""
+        spec = self.nodes[producer]
+        if spec.op in ENTER and spec.is_constant:
+            tag = self.first_of[tag]
+        table = self.position[producer]
+        if table is None:
+            table = self.position[producer] = dict(zip(self.out_tags[producer], self.records[producer], strict=False))
+        return table.get(tag, -1)
+
+    def _edges(self) -> Flow:
+        total = len(self.slots)
+        path = [ROOT] * total
+        inputs: list[list[tuple[int, int]]] = [[] for _ in range(total)]
+        control: list[list[int]] = [[] for _ in range(total)]
+        node_frame = [-1] * len(self.nodes)
+        for node, spec in enumerate(self.nodes):
+            tags, records = self.in_tags[node], self.records[node]
+            if tags:
+                node_frame[node] = self.paths[tags[0]][1]
+            for tag, record in zip(tags, records, strict=False):
+                path[record] = tag
+                if spec.op in MERGE:
+                    inputs[record] = self._merge_input(node, tag)
+                else:
+                    inputs[record] = [(self._record_at(p, tag), port) for p, port in spec.inputs]
+                waited = [self._record_at(p, tag) for p in spec.control]
+                control[record] = [r for r in waited if r >= 0]
+        return Flow(
+            path=path,
+            inputs=inputs,
+            control=control,
+            paths=self.paths,
+            frames=list(self.frames),
+            frame_parents=self.frame_parent,
+            node_frame=node_frame,
+            missing=self.missing,
+            surplus=self.surplus,
+        )
+
+    def _merge_input(self, node: int, tag: int) -> list[tuple[int, int]]:
+        """The one live input of a Merge at `tag`."""
+        is_header, first = node in self.header_frame, self.paths[tag][3] == 0
+        for producer, port in self.nodes[node].inputs:
+            is_back = self.nodes[producer].op in NEXT
+            if is_header and is_back == first:
+                continue
+            if self.nodes[producer].op in SWITCH and tag not in self.slot_tags[producer].get(port, ()):
+                continue
+            record = self._record_at(producer, tag)
+            if record >= 0:
+                return [(record, port)]
+        return [(-1, 0)]

@@ -1,0 +1,190 @@
+"""Reads TensorFlow graphs: attributes without tensor contents, inputs as numbers, calls inlined by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.framework import op_def_registry
+
+from fathom_trace.capture.stepstats import dtype_name
+
+RESOURCE_READERS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp"})
+RESOURCE_WRITERS = frozenset({"AssignVariableOp"})
+RESOURCE_UPDATERS = ("AssignAddVariableOp", "AssignSubVariableOp", "ResourceApply", "ResourceSparseApply", "ResourceScatter",
+                     "ResourceStridedSliceAssign")  # fmt: skip
+PASS_THROUGH = frozenset({"Identity", "Enter", "Merge", "Switch", "Exit", "NextIteration", "_SwitchN", "_Arg"})
+_MAX_LIST = 64
+_MAX_DEPTH = 50
+
+
+@dataclass
+class GraphNode:
+    """A node with its inputs resolved: (producer, port); `control` are producers."""
+
+    name: str
+    op: str
+    device: str
+    attributes: dict[str, Any]
+    definition: Any
+    inputs: list[tuple[int, int]] = field(default_factory=list)
+    control: list[int] = field(default_factory=list)
+
+
+def read_graphs(graph_defs: Iterable[Any]) -> list[GraphNode]:
+    """The nodes of one or several (partition) graphs, numbered in order."""
+    definitions = [n for g in graph_defs for n in g.node]
+    number = {n.name: i for i, n in enumerate(definitions)}
+    nodes = [GraphNode(n.name, n.op, n.device, attributes(n), n) for n in definitions]
+    for node in nodes:
+        for text in node.definition.input:
+            if text.startswith("^"):
+                node.control.append(number[text[1:]])
+            else:
+                name, _, port = text.partition(":")
+                node.inputs.append((number[name], int(port or 0)))
+    return nodes
+
+
+def attributes(definition: Any) -> dict[str, Any]:
+    """A node's attributes as JSON values: no tensor contents, no private ones but those that change what runs."""
+    found: dict[str, Any] = {}
+    for key, value in definition.attr.items():
+        if key.startswith("_") and key not in ("_XlaMustCompile",):
+            continue
+        plain = _plain(value)
+        if plain is not None:
+            found[key] = plain
+    return found
+
+
+def _plain(value: Any) -> Any:
+    kind = value.WhichOneof("value")
+    if kind == "s":
+        return value.s.decode(errors="replace")
+    if kind == "i":
+        return value.i
+    if kind == "f":
+        return value.f if math.isfinite(value.f) else str(value.f)
+    if kind == "b":
+        return value.b
+    if kind == "type":
+        return dtype_name(value.type)
+    if kind == "shape":
+        return None if value.shape.unknown_rank else [d.size for d in value.shape.dim]
+    if kind == "func":
+        return value.func.name
+    if kind == "list":
+        return _plain_list(value.list)
+    return None
+
+
+def _plain_list(value: Any) -> list[Any]:
+    items: list[Any] = [s.decode(errors="replace") for s in value.s]
+    items += list(value.i) + list(value.b) + [f if math.isfinite(f) else str(f) for f in value.f]
+    items += [dtype_name(t) for t in value.type]
+    items += [None if s.unknown_rank else [d.size for d in s.dim] for s in value.shape]
+    items += [f.name for f in value.func]
+    return items[:_MAX_LIST]
+
+
+def constant_value(definition: Any) -> Any:
+    """The value of a Const node as a numpy array; None for strings and other contents that are no numbers."""
+    proto = definition.attr["value"].tensor
+    if proto.dtype in (tf.string.as_datatype_enum, tf.resource.as_datatype_enum, tf.variant.as_datatype_enum):
+        return None
+    return tf.make_ndarray(proto)
+
+
+def variable_access(nodes: list[GraphNode], handles: Mapping[int, int]) -> tuple[list[list[int]], list[list[int]]]:
+    """Per node, the variables it reads and those it writes. `handles` gives the variable of each handle node.
+
+    Handles are followed through ops that only pass them on, so that accesses inside loops and branches are found too.
+    """
+    holds: dict[tuple[int, int], int] = {(node, 0): variable for node, variable in handles.items()}
+    has_changed = True
+    while has_changed:
+        has_changed = False
+        for i, node in enumerate(nodes):
+            if node.op in PASS_THROUGH and (i, 0) not in holds:
+                source = next((holds[key] for key in node.inputs if key in holds), None)
+                if source is not None:
+                    for port in range(2 if node.op == "Switch" else 1):
+                        holds[i, port] = source
+                    has_changed = True
+    reads: list[list[int]] = [[] for _ in nodes]
+    writes: list[list[int]] = [[] for _ in nodes]
+    for i, node in enumerate(nodes):
+        touched = list(dict.fromkeys(holds[key] for key in node.inputs if key in holds))
+        if not touched or node.op in PASS_THROUGH:
+            continue
+        if node.op in RESOURCE_WRITERS:
+            writes[i] = touched
+        elif node.op.startswith(RESOURCE_UPDATERS):
+            reads[i], writes[i] = touched, touched
+        elif node.op in RESOURCE_READERS or node.op.startswith("Resource"):
+            reads[i] = touched
+    return reads, writes
+
+
+@dataclass(frozen=True)
+class SourceNode:
+    """A node of the graph as written; inputs are (name of the producer, port), control inputs have port -1."""
+
+    name: str
+    definition: Any
+    inputs: tuple[tuple[str, int], ...]
+
+
+def flatten_source(graph_def: Any) -> list[SourceNode]:
+    """The graph as written, with the bodies of plain calls inlined and named `call/node`, as TensorFlow inlines them.
+
+    Bodies of loops and branches are left out: they are told by their own names in the executed graph.
+    """
+    library = {f.signature.name: f for f in graph_def.library.function}
+    found: list[SourceNode] = []
+
+    def walk(prefix: str, definitions: Iterable[Any], arguments: Mapping[str, tuple[str, int]], depth: int) -> None:
+        ops = {d.name: d for d in definitions}
+        for definition in definitions:
+            inputs = tuple(_source_input(prefix, text, ops, arguments) for text in definition.input)
+            node = SourceNode(f"{prefix}{definition.name}", definition, inputs)
+            found.append(node)
+            body = library.get(definition.attr["f"].func.name) if "f" in definition.attr else None
+            if body is not None and definition.op in ("PartitionedCall", "StatefulPartitionedCall") and depth < _MAX_DEPTH:
+                data = [i for i in inputs if i[1] >= 0]
+                given = {arg.name: data[k] for k, arg in enumerate(body.signature.input_arg) if k < len(data)}
+                walk(f"{node.name}/", body.node_def, given, depth + 1)
+
+    walk("", graph_def.node, {}, 0)
+    return found
+
+
+def _source_input(prefix: str, text: str, ops: Mapping[str, Any], arguments: Mapping[str, tuple[str, int]]) -> tuple[str, int]:
+    if text.startswith("^"):
+        return f"{prefix}{text[1:]}", -1
+    name, *rest = text.split(":")
+    if name in arguments:
+        return arguments[name]
+    if len(rest) == 2:
+        return f"{prefix}{name}", _output_offset(ops[name], rest[0]) + int(rest[1])
+    return f"{prefix}{name}", int(rest[0]) if rest else 0
+
+
+def _output_offset(definition: Any, output: str) -> int:
+    """Flat port of the first tensor of a named output."""
+    offset = 0
+    signature = op_def_registry.get(definition.op)
+    for arg in signature.output_arg if signature is not None else ():
+        if arg.name == output:
+            return offset
+        if arg.number_attr:
+            offset += definition.attr[arg.number_attr].i
+        elif arg.type_list_attr:
+            offset += len(definition.attr[arg.type_list_attr].list.type)
+        else:
+            offset += 1
+    return 0

@@ -1,0 +1,249 @@
+"""The capture itself: build, lift, warm up, run traced and untraced steps in turn, assemble."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from fathom_trace import tables as t
+from fathom_trace.capture import CaptureRequest, Plan, Progress
+from fathom_trace.capture.assemble import Assembler, StepContext
+from fathom_trace.capture.environment import set_intra_threads
+from fathom_trace.capture.graph import GraphNode, read_graphs
+from fathom_trace.capture.lift import LOOP_OPS, KnownVariable, Lifted, lift
+from fathom_trace.capture.provenance import available_cores, describe
+from fathom_trace.capture.session import Runner
+from fathom_trace.capture.stepstats import Signatures, StepRecords, read_step
+from fathom_trace.errors import CaptureError
+from fathom_trace.trace import Trace
+from fathom_trace.workload import Program, synthetic_inputs
+
+Values = Mapping[str, NDArray[Any]]
+
+AUTO_LEAST, AUTO_MOST, AUTO_SECONDS = 3, 12, 60.0
+SLOW_STEP_SECONDS = 5.0
+"""With steps as slow as this, only the least number of untraced steps is timed."""
+
+
+@dataclass
+class Subject:
+    """A program to capture. `batches` yields the inputs of one step after the other; `roles` are by input or output name."""
+
+    concrete: Any
+    input_names: Sequence[str]
+    batches: Iterator[Values]
+    known: Sequence[KnownVariable]
+    roles: Mapping[str, str]
+    is_synthetic: bool
+    provenance: Mapping[str, Any]
+
+
+@dataclass
+class Timings:
+    """Wall times in ns, and the sizes of the RunMetadata messages in bytes."""
+
+    untraced: list[int] = field(default_factory=list)
+    traced: list[int] = field(default_factory=list)
+    metadata_bytes: list[int] = field(default_factory=list)
+
+
+def run_workload(name: str, workload: Any, options: Any, batch_size: int, request: CaptureRequest, progress: Progress) -> Trace:
+    """Build a workload and capture it."""
+    plan, mode = request.plan, request.mode
+    threads = _set_threads(plan)
+    progress("building", 0, 1)
+    specs = workload.inputs(options, mode, batch_size)
+    if request.data is None:
+        batches = synthetic_inputs(workload, options, mode, batch_size, request.seed)
+    else:
+        batches = workload.read_data(request.data, options, mode, batch_size, request.seed)
+    program: Program = workload.build(options, mode, batch_size, request.seed)
+    arguments = {s.name: tf.TensorSpec(s.shape, s.dtype, name=s.name) for s in specs}
+    step: Any = program.step if hasattr(program.step, "get_concrete_function") else tf.function(program.step)
+    concrete = step.get_concrete_function(**arguments)
+    progress("building", 1, 1)
+    named = {s.name: s.role for s in specs}
+    outputs = {n: n for n in t.ROLES} | dict(program.roles)
+    known = [KnownVariable(v, trainable=True) for v in program.trainable]
+    known += [KnownVariable(s.variable, slot_of=s.of, slot_name=s.name) for s in program.slots]
+    known += [KnownVariable(v) for v in program.state]
+    subject = Subject(
+        concrete=concrete,
+        input_names=_flat_names(arguments),
+        batches=batches,
+        known=known,
+        roles={**outputs, **named},
+        is_synthetic=request.data is None,
+        provenance={
+            "workload": name,
+            "mode": mode,
+            "preset": request.preset,
+            "options": _json_options(options),
+            "batch_size": batch_size,
+            "seed": request.seed,
+            "data": str(request.data) if request.data else "synthetic",
+            "command_line": request.command_line,
+        },
+    )
+    return _capture(subject, plan, threads, progress)
+
+
+def run_function(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str, plan: Plan, progress: Progress) -> Trace:
+    """Capture `function(*args, **kwargs)`."""
+    threads = _set_threads(plan)
+    made = function if hasattr(function, "get_concrete_function") else tf.function(function)
+    given = [_as_tensor(a) for a in args]
+    named = {k: _as_tensor(a) for k, a in kwargs.items()}
+    concrete = made.get_concrete_function(*given, **named)
+    inputs = [p.op.name for p in concrete.graph.inputs[: len(concrete.graph.inputs) - len(concrete.captured_inputs)]]
+    flat = [a for a in tf.nest.flatten((given, named)) if isinstance(a, tf.Tensor)]
+    if len(flat) != len(inputs):
+        raise CaptureError(f"'{name}' has {len(inputs)} tensor inputs, but {len(flat)} tensors were given; pass tensors or arrays")
+    values = {n: a.numpy() for n, a in zip(inputs, flat, strict=True)}
+
+    def batches() -> Iterator[Values]:
+        while True:
+            yield values
+
+    known = [KnownVariable(v, bool(v.trainable)) for v in concrete.graph.variables]
+    roles = {n: n for n in t.ROLES}
+    provenance = {"workload": name, "mode": "call", "preset": "", "options": {}, "batch_size": 0, "data": "given", "command_line": ""}
+    return _capture(Subject(concrete, inputs, batches(), known, roles, False, provenance), plan, threads, progress)
+
+
+def _capture(subject: Subject, plan: Plan, threads: int, progress: Progress) -> Trace:
+    lifted = lift(subject.concrete, subject.input_names, subject.known)
+    with Runner(lifted, plan.stage, threads, plan.inter_threads) as runner:
+        progress("initialising", 0, 1)
+        runner.initialise()
+        progress("initialising", 1, 1)
+        first = _warm_up(runner, subject, plan, progress)
+        nodes = _executed_graph(runner, subject, plan, progress)
+        assembler = Assembler(lifted, nodes, Signatures(), subject.roles)
+        timings = _steps(runner, assembler, subject, plan, first, progress)
+    provenance = {
+        **subject.provenance,
+        **describe(plan, threads, any(n.op.startswith("_Mkl") for n in nodes)),
+        "first_run_ns": first,
+        "run_metadata_bytes": timings.metadata_bytes,
+        "has_loops": _has_loops(lifted),
+    }
+    if _has_loops(lifted):
+        progress("timing with parallel iterations", 0, 1)
+        provenance["untraced_parallel_iterations_ns"] = _parallel_iterations(subject, plan, threads)
+        progress("timing with parallel iterations", 1, 1)
+    progress("assembling", 0, 1)
+    trace = assembler.build(provenance)
+    progress("assembling", 1, 1)
+    return trace
+
+
+def _warm_up(runner: Runner, subject: Subject, plan: Plan, progress: Progress) -> int:
+    """Run the untraced warm-up steps; returns the wall time of the very first, in ns (0 when there is none)."""
+    first = 0
+    for k in range(plan.warmup):
+        progress("warming up", k, plan.warmup)
+        _, wall = runner.run(next(subject.batches))
+        first = first or wall
+    progress("warming up", plan.warmup, plan.warmup)
+    return first
+
+
+def _executed_graph(runner: Runner, subject: Subject, plan: Plan, progress: Progress) -> list[GraphNode]:
+    """The graph that TensorFlow executes, from one traced run whose times are not kept (asking for graphs makes tracing dear)."""
+    progress("reading the executed graph", 0, 1)
+    _, run = runner.trace(next(subject.batches), with_graphs=True)
+    nodes = read_graphs(run.metadata.partition_graphs)
+    if not any(d.node_stats for d in run.metadata.step_stats.dev_stats):
+        raise CaptureError("TensorFlow returned no op records for a traced step; the trace would be empty, so none is written")
+    if plan.stage == "source" and any(n.op.startswith("_Mkl") for n in nodes):
+        raise CaptureError(
+            "stage 'source' needs oneDNN off, but TensorFlow executed oneDNN ops; put this line before `import tensorflow`:"
+            " import os; os.environ['TF_ENABLE_ONEDNN_OPTS'] = '0'"
+        )
+    progress("reading the executed graph", 1, 1)
+    return nodes
+
+
+def _steps(runner: Runner, assembler: Assembler, subject: Subject, plan: Plan, first: int, progress: Progress) -> Timings:
+    """Traced and untraced steps in turn, so that a drift of the machine's speed meets both."""
+    timings = Timings()
+    planned = plan.steps or AUTO_LEAST
+    done = 0
+    while done < planned:
+        progress("step", done, planned)
+        is_plain_due = done < AUTO_LEAST or timings.untraced[-1] < SLOW_STEP_SECONDS * 1e9
+        if is_plain_due:
+            values, _ = _prepare(subject)
+            _, wall = runner.run(values)
+            timings.untraced.append(wall)
+            assembler.builder.untraced_step(wall)
+        values, context = _prepare(subject)
+        _, run = runner.trace(values)
+        timings.traced.append(run.wall_ns)
+        timings.metadata_bytes.append(run.metadata.ByteSize())
+        records = _read(run.metadata.step_stats, assembler, with_memory=done < plan.memory_steps)
+        assembler.add_step(records, context(run.wall_ns))
+        done += 1
+        if done == 1 and not plan.steps:
+            pair = (timings.untraced[0] + timings.traced[0]) / 1e9
+            planned = int(min(max(AUTO_SECONDS / max(pair, 1e-9), AUTO_LEAST), AUTO_MOST))
+    progress("step", done, planned)
+    return timings
+
+
+def _read(step_stats: Any, assembler: Assembler, with_memory: bool) -> StepRecords:
+    return read_step(step_stats, assembler.node_index, assembler.signatures, with_memory)
+
+
+def _prepare(subject: Subject) -> tuple[Values, Callable[[int], StepContext]]:
+    """The next step's inputs, and a function that makes its context once the wall time is known."""
+    begin = time.perf_counter_ns()
+    values = next(subject.batches)
+    spent = time.perf_counter_ns() - begin
+    size = sum(int(np.asarray(v).nbytes) for v in values.values())
+    return values, lambda wall: StepContext(wall, spent, size, subject.is_synthetic)
+
+
+def _parallel_iterations(subject: Subject, plan: Plan, threads: int) -> list[int]:
+    """Wall times of untraced steps with the loops' own `parallel_iterations`, in ns: what setting it to 1 cost."""
+    lifted = lift(subject.concrete, subject.input_names, subject.known, is_serialised=False)
+    with Runner(lifted, plan.stage, threads, plan.inter_threads) as runner:
+        runner.initialise()
+        runner.run(next(subject.batches))
+        return [runner.run(next(subject.batches))[1] for _ in range(AUTO_LEAST)]
+
+
+def _has_loops(lifted: Lifted) -> bool:
+    definition = lifted.graph_def
+    return any(n.op in LOOP_OPS for nodes in (definition.node, *(f.node_def for f in definition.library.function)) for n in nodes)
+
+
+def _set_threads(plan: Plan) -> int:
+    return set_intra_threads(tf, plan.threads, available_cores())
+
+
+def _flat_names(arguments: Mapping[str, Any]) -> list[str]:
+    return sorted(arguments)
+
+
+def _json_options(options: Any) -> dict[str, Any]:
+    values = {k: getattr(options, k) for k in options.__dataclass_fields__}
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
+
+
+def traced_ratio(traced: Sequence[int], untraced: Sequence[int]) -> float:
+    """Median traced over median untraced wall time."""
+    return statistics.median(traced) / statistics.median(untraced) if traced and untraced else float("nan")
+
+
+def _as_tensor(argument: Any) -> Any:
+    """Arrays as tensors; everything else as it is."""
+    return tf.convert_to_tensor(argument) if isinstance(argument, np.ndarray | np.generic) else argument

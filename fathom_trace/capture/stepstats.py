@@ -1,0 +1,180 @@
+"""Reads TensorFlow's `StepStats` into columns: one row per record, names resolved to nodes, outputs interned.
+
+Record times are nanoseconds; the microsecond fields beside them are often 0 and are not used. On a GPU the same kernel appears under the
+device that scheduled it, under `stream:all` and under each stream: the first is the execution, the per-stream ones are its device
+spans, `stream:all` counts only where no stream is listed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+RECORD_CAP = 1_048_576
+"""TensorFlow keeps at most this many records a step and drops the rest without a word (`kMaxCollectedNodes` of its StepStatsCollector)."""
+
+SOURCE_NODE = "_SOURCE"
+_DTYPE_NAMES = {
+    1: "float32", 2: "float64", 3: "int32", 4: "uint8", 5: "int16", 6: "int8", 7: "string", 8: "complex64", 9: "int64", 10: "bool",
+    11: "qint8", 12: "quint8", 13: "qint32", 14: "bfloat16", 15: "qint16", 16: "quint16", 17: "uint16", 18: "complex128",
+    19: "float16", 20: "resource", 21: "variant", 22: "uint32", 23: "uint64", 24: "float8_e5m2", 25: "float8_e4m3fn", 29: "int4", 30: "uint4",
+}  # fmt: skip
+
+Output = tuple[int, str, tuple[int, ...]]
+"""Slot, dtype name, shape."""
+
+
+@dataclass
+class Signatures:
+    """Distinct output lists of records, shared by all steps of a capture."""
+
+    index: dict[tuple[Output, ...], int] = field(default_factory=dict)
+    values: list[tuple[Output, ...]] = field(default_factory=list)
+
+    def of(self, outputs: tuple[Output, ...]) -> int:
+        """Number of an output list."""
+        found = self.index.get(outputs)
+        if found is None:
+            found = self.index[outputs] = len(self.values)
+            self.values.append(outputs)
+        return found
+
+
+@dataclass(frozen=True)
+class DeviceSpan:
+    """A kernel or copy on a device stream; times in ns after the origin."""
+
+    name: str
+    stream: str
+    is_copy: bool
+    start: int
+    end: int
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Allocation detail of a step. Per record: (slot, allocated bytes, address) of its outputs, (ns, bytes) of its allocations."""
+
+    outputs: list[list[tuple[int, int, int]]]
+    allocations: list[list[tuple[int, int]]]
+
+
+@dataclass(frozen=True)
+class StepRecords:
+    """The records of one step, ordered by start; times are ns after `origin_ns`. `unplaced` counts records of unknown nodes by name."""
+
+    origin_ns: int
+    node: NDArray[np.int32]
+    scheduled: NDArray[np.int64]
+    start: NDArray[np.int64]
+    end: NDArray[np.int64]
+    done: NDArray[np.int64]
+    signature: NDArray[np.int32]
+    unplaced: Mapping[str, int]
+    spans: tuple[DeviceSpan, ...]
+    memory: Memory | None
+    total: int
+
+    def __len__(self) -> int:
+        return len(self.node)
+
+
+def read_step(step_stats: Any, node_index: Mapping[str, int], signatures: Signatures, with_memory: bool = False) -> StepRecords:
+    """The records of a `StepStats` message for the nodes in `node_index` (name to number)."""
+    nodes: list[int] = []
+    times: list[tuple[int, int, int, int]] = []
+    found: list[int] = []
+    memory: list[Any] = []
+    unplaced: dict[str, int] = {}
+    total = 0
+    first = None
+    for device in step_stats.dev_stats:
+        if _is_stream(device.device):
+            continue
+        for record in device.node_stats:
+            begin = record.all_start_nanos or record.all_start_micros * 1000
+            queued = record.scheduled_nanos or record.scheduled_micros * 1000 or begin
+            first = queued if first is None or queued < first else first
+            total += 1
+            node = node_index.get(record.node_name)
+            if node is None:
+                if record.node_name != SOURCE_NODE:
+                    unplaced[record.node_name] = unplaced.get(record.node_name, 0) + 1
+                continue
+            nodes.append(node)
+            times.append(
+                (
+                    queued,
+                    begin,
+                    begin + (record.op_end_rel_nanos or record.op_end_rel_micros * 1000),
+                    begin + (record.all_end_rel_nanos or record.all_end_rel_micros * 1000),
+                )
+            )
+            found.append(signatures.of(tuple(_output(o) for o in record.output)))
+            if with_memory:
+                memory.append(record)
+    origin = first or 0
+    table = np.array(times, np.int64).reshape(-1, 4) - origin
+    order = np.lexsort((table[:, 3], table[:, 1]))
+    table = table[order]
+    return StepRecords(
+        origin_ns=origin,
+        node=np.array(nodes, np.int32)[order] if nodes else np.zeros(0, np.int32),
+        scheduled=table[:, 0],
+        start=table[:, 1],
+        end=table[:, 2],
+        done=table[:, 3],
+        signature=np.array(found, np.int32)[order] if found else np.zeros(0, np.int32),
+        unplaced=unplaced,
+        spans=_spans(step_stats, origin),
+        memory=_memory([memory[i] for i in order.tolist()], origin) if with_memory else None,
+        total=total,
+    )
+
+
+def dtype_name(number: int) -> str:
+    """The numpy-like name of a TensorFlow `DataType` number (reference types as the type they refer to)."""
+    return _DTYPE_NAMES.get(number % 100, f"dtype_{number}")
+
+
+def _output(output: Any) -> Output:
+    tensor = output.tensor_description
+    return output.slot, dtype_name(tensor.dtype), tuple(d.size for d in tensor.shape.dim)
+
+
+def _is_stream(device: str) -> bool:
+    return "/stream:" in device or device.endswith("/memcpy")
+
+
+def _spans(step_stats: Any, origin: int) -> tuple[DeviceSpan, ...]:
+    streams = [d for d in step_stats.dev_stats if _is_stream(d.device)]
+    single = [d for d in streams if not d.device.endswith("stream:all")]
+    has_kernels = any(not d.device.endswith("memcpy") for d in single)
+    spans: list[DeviceSpan] = []
+    for device in streams:
+        if device.device.endswith("stream:all") and has_kernels:
+            continue
+        is_copy = device.device.endswith("memcpy")
+        for record in device.node_stats:
+            start = (record.all_start_nanos or record.all_start_micros * 1000) - origin
+            length = record.all_end_rel_nanos or record.all_end_rel_micros * 1000
+            size = sum(o.tensor_description.allocation_description.requested_bytes for o in record.output)
+            spans.append(DeviceSpan(record.node_name, device.device, is_copy, start, start + length, size))
+    return tuple(sorted(spans, key=lambda s: (s.start, s.end, s.name)))
+
+
+def _memory(records: list[Any], origin: int) -> Memory:
+    outputs = []
+    allocations = []
+    for record in records:
+        held = [(o.slot, o.tensor_description.allocation_description) for o in record.output]
+        outputs.append([(slot, d.allocated_bytes or d.requested_bytes, d.ptr) for slot, d in held])
+        allocations.append(
+            [(a.alloc_micros * 1000 - origin, a.alloc_bytes) for used in record.memory for a in used.allocation_records]
+        )
+    return Memory(outputs, allocations)
