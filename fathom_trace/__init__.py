@@ -11,10 +11,10 @@ importing this package costs next to nothing.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # as type checkers take it, without the cost of importing `typing`
 if TYPE_CHECKING:
+    from typing import Any
+
     from fathom_trace import capture as capture
     from fathom_trace.capture import CaptureRequest as CaptureRequest
     from fathom_trace.capture import capture_workload as capture_workload
@@ -40,6 +40,8 @@ __all__ = ["CaptureRequest", "Trace", "__version__", "capture", "capture_workloa
 
 
 def __getattr__(name: str) -> Any:
+    import importlib
+
     if name == "capture":
         return importlib.import_module("fathom_trace.capture")
     if name not in _HOME:

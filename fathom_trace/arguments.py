@@ -1,9 +1,44 @@
-"""Arguments that several commands share, and the types of their values."""
+"""How commands take arguments: the parser, arguments that several of them share, and types of values."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from fathom_trace.errors import UnknownNameError
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """Keeps examples as they are written; asks for the terminal's width itself, which saves the import of `shutil`."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=30, width=_terminal_width() - 2)
+
+
+def _terminal_width() -> int:
+    try:
+        return max(40, int(os.environ.get("COLUMNS") or os.get_terminal_size(sys.stdout.fileno()).columns))
+    except (ValueError, OSError):
+        return 100
+
+
+class Parser(argparse.ArgumentParser):
+    """The parser of one command. It answers a misspelt option with the nearest that exists, and exits with 2."""
+
+    def __init__(self, prog: str, description: str, examples: Sequence[str]) -> None:
+        epilog = "\n".join(("examples:" if len(examples) > 1 else "example:", *(f"  {line}" for line in examples)))
+        super().__init__(prog=prog, description=description, epilog=epilog, formatter_class=_Formatter, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        """Print `message` on one line of stderr and exit with 2."""
+        unknown = re.match(r"unrecognized arguments: (--[^ =]+)", message)
+        if unknown:
+            message = str(UnknownNameError("option", unknown[1], set(re.findall(r"--[a-z][a-z-]*", self.format_usage()))))
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
 def add_trace(parser: argparse.ArgumentParser) -> None:
@@ -11,7 +46,7 @@ def add_trace(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="a trace: .h5 or .pb")
 
 
-def add_json(parser: argparse.ArgumentParser) -> None:
+def add_json(parser: argparse._ActionsContainer) -> None:
     """Machine-readable output."""
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 

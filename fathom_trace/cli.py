@@ -1,21 +1,21 @@
 """The command line: finds the command, imports only that one, runs it and turns errors into one line and an exit status.
 
 Exit status: 0 done, 1 an error that the user can correct (or a result that is not good), 2 wrong usage, 130 interrupted.
+Nothing is imported before it is needed, not even `argparse`: `--help` then costs little more than starting Python.
 """
 
 from __future__ import annotations
 
-import argparse
-import errno
-import importlib
 import os
-import re
 import sys
-from collections.abc import Iterable, Sequence
-from types import ModuleType
-from typing import NoReturn
 
 from fathom_trace import __version__
+
+TYPE_CHECKING = False  # as type checkers take it, without the cost of importing `typing`
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fathom_trace.arguments import Parser
 
 PROGRAM = "fathom-trace"
 
@@ -31,69 +31,28 @@ COMMANDS = {
     "exporters": "list the exporters, or describe one",
 }
 
-_NOT_BUGS = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG}
 
-
-class _Formatter(argparse.RawDescriptionHelpFormatter):
-    """Keeps examples as written. Asks for the terminal's width itself, which saves the import of `shutil`."""
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=30, width=_terminal_width() - 2)
-
-
-def _terminal_width() -> int:
-    try:
-        return max(40, int(os.environ.get("COLUMNS") or os.get_terminal_size(sys.__stdout__.fileno()).columns))  # type: ignore[union-attr]
-    except (ValueError, OSError, AttributeError):
-        return 100
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser that answers a misspelt option with the nearest one that exists."""
-
-    def error(self, message: str) -> NoReturn:
-        """Print the message with a hint on stderr and exit with 2."""
-        unknown = re.match(r"unrecognized arguments: (--[^ =]+)", message)
-        if unknown:
-            message = _unknown("option", unknown[1], set(re.findall(r"--[a-z][a-z-]*", self.format_usage())))
-        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
-
-
-def build_parser(command: str | None = None) -> Parser:
-    """The parser, with the arguments of one command, or of all when `command` is None."""
-    parser = Parser(
-        prog=PROGRAM,
-        description="Capture what a deep-learning program really executes, export it to simulators, project speedups.",
-        epilog=_overview(),
-        formatter_class=_Formatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}", help="print the version and exit")
-    choices = parser.add_subparsers(dest="command", metavar="COMMAND", help="one of those below", parser_class=Parser)
-    for name in COMMANDS:
-        wanted = command in (None, name)
-        module = command_module(name) if wanted else None
-        child = choices.add_parser(
-            name,
-            description=module.__doc__ if module else None,
-            epilog="example:\n" + "\n".join(f"  {line}" for line in module.EXAMPLES) if module else None,
-            formatter_class=_Formatter,
-            allow_abbrev=False,
-        )
-        if module:
-            module.configure(child)
-            child.set_defaults(run=module.run, parser=child)
-    return parser
-
-
-def _overview() -> str:
+def overview() -> str:
+    """What `--help` prints."""
     commands = "\n".join(f"  {name:<11}{summary}" for name, summary in COMMANDS.items())
-    return f"commands:\n{commands}\n\nexample:\n  {PROGRAM} capture vgg\n\n{PROGRAM} COMMAND --help explains a command."
+    return (
+        f"usage: {PROGRAM} COMMAND [ARGUMENT ...]\n       {PROGRAM} --help | --version\n\n"
+        "Capture what a deep-learning program really executes, export it to simulators, project speedups.\n\n"
+        f"commands:\n{commands}\n\nexample:\n  {PROGRAM} capture vgg\n\n`{PROGRAM} COMMAND --help` explains a command."
+    )
 
 
-def command_module(name: str) -> ModuleType:
-    """The module of one command; it has `EXAMPLES`, `configure(parser)` and `run(arguments) -> exit status`."""
-    return importlib.import_module(f"fathom_trace.commands.{name}")
+def command_parser(name: str) -> Parser:
+    """The parser of one command, whose module has `EXAMPLES`, `configure(parser)` and `run(arguments) -> exit status`."""
+    import importlib
+
+    from fathom_trace.arguments import Parser
+
+    module = importlib.import_module(f"fathom_trace.commands.{name}")
+    parser = Parser(f"{PROGRAM} {name}", module.__doc__ or "", module.EXAMPLES)
+    module.configure(parser)
+    parser.set_defaults(run=module.run)
+    return parser
 
 
 def run(argv: Sequence[str]) -> int:
@@ -118,35 +77,42 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _dispatch(argv: Sequence[str]) -> int:
-    command = next((word for word in argv if not word.startswith("-")), None)
-    parser = build_parser(command or "")
-    if command is not None and command not in COMMANDS:
-        parser.error(_unknown("command", command, COMMANDS))
-    arguments, rest = parser.parse_known_args(argv)
-    if command is None:
-        parser.error(f"unrecognized arguments: {rest[0]}" if rest else "a command is needed")
-    if rest:
-        arguments.parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    first = argv[0] if argv else None
+    if first in ("-h", "--help"):
+        print(overview())
+        return 0
+    if first == "--version":
+        print(f"{PROGRAM} {__version__}")
+        return 0
+    if first not in COMMANDS:
+        return _fail(f"{_wrong_command(first)}; see {PROGRAM} --help", 2)
+    arguments = command_parser(first).parse_args(argv[1:])
+    arguments.command_line = [PROGRAM, *argv]
     status: int = arguments.run(arguments)
     return status
 
 
-def _unknown(kind: str, name: str, known: Iterable[str]) -> str:
+def _wrong_command(word: str | None) -> str:
+    if word is None:
+        return "a command is needed"
     from fathom_trace.errors import UnknownNameError
 
-    return str(UnknownNameError(kind, name, known))
+    return str(UnknownNameError("option" if word.startswith("-") else "command", word, ["--help", "--version", *COMMANDS]))
 
 
 def _user_message(error: Exception) -> str | None:
     """The line to show for an error that the user can correct; None for a bug."""
+    import errno
+
     from fathom_trace.errors import FathomError, one_line
 
     if isinstance(error, FathomError):
         return one_line(error)
-    if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] in ("tensorflow", "keras"):
-        return "capturing needs TensorFlow, which is not installed here; install it with: pip install 'tensorflow>=2.21,<2.22'"
-    if isinstance(error, OSError) and error.errno in _NOT_BUGS:
-        return one_line(f"{error.filename or 'output'}: {error.strerror}; choose another place with -o, or make room")
+    not_bugs = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG}
+    if isinstance(error, OSError) and error.errno in not_bugs:
+        if error.filename is None:
+            _discard_stdout()
+        return one_line(f"cannot write {error.filename or 'the output'}: {error.strerror}; choose another place or make room")
     return None
 
 
@@ -156,5 +122,5 @@ def _fail(message: str, status: int = 1) -> int:
 
 
 def _discard_stdout() -> None:
-    """Point stdout at nothing, so that the interpreter does not complain about the closed pipe again when it ends."""
+    """Point stdout at nothing, so that the interpreter does not complain about it again when it ends."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

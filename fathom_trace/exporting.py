@@ -1,5 +1,6 @@
-"""Exports a trace through the registry: writes beside the target folder, has the exporter's own parser check the files, then puts
-them in place together with `export.json`."""
+"""Reaches exporters through the registry: writes an export beside its folder, has the exporter's own parser check the files, then puts
+them in place together with `export.json`; checks it again at any time; reads a target's answer back.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from pathlib import Path
 
 from fathom_trace.destination import check_folder, replacing_folder
 from fathom_trace.errors import ExportError
-from fathom_trace.exporter import REPORT_NAME, CheckReport, ExportReport, read_report, write_report
+from fathom_trace.exporter import REPORT_NAME, CheckReport, ExportReport, read_layer_map, read_report, write_report
 from fathom_trace.exporters import REGISTRY
 from fathom_trace.options import apply_settings
 from fathom_trace.trace import Trace
@@ -46,3 +47,17 @@ def check(folder: Path) -> tuple[str, CheckReport]:
     name = REGISTRY.resolve(str(read_report(folder)["exporter"]))
     found: CheckReport = REGISTRY.load(name).check(folder)
     return name, found
+
+
+def read_results(folder: Path, results: Path, clock_hz: float) -> dict[int, float]:
+    """Duration in ns of each execution that the target of an export has answered for; `folder` is the export, `results` its answer.
+
+    Raises:
+        ExportError: `folder` holds no export, its target gives no answers, or `results` is not one.
+    """
+    name = REGISTRY.resolve(str(read_report(folder)["exporter"]))
+    module = REGISTRY.load(name)
+    if not hasattr(module, "read_results"):
+        raise ExportError(f"{folder} is an export of {name}, which reads no results back; see `fathom-trace exporters`")
+    durations: dict[int, float] = module.read_results(results, read_layer_map(folder), 1e9 / clock_hz)
+    return durations

@@ -1,0 +1,114 @@
+"""What a trace holds and whether it is true, in a few figures: `capture` prints them at the end, `info` at any time."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fathom_trace.checks import Checks, check
+from fathom_trace.profile import Row, profile
+from fathom_trace.terminal import print_pairs, print_table
+from fathom_trace.trace import Trace
+from fathom_trace.units import format_bytes, format_ns, format_share
+
+TOP = 10
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Counts and times of a trace. Times are medians over the steps, in ns; None where there is no such step."""
+
+    file: str
+    size_bytes: int
+    title: str
+    traced_steps: int
+    untraced_steps: int
+    structures: int
+    nodes: int
+    executions: int
+    """Of the structure that most steps ran."""
+    traced_ns: float | None
+    untraced_ns: float | None
+    span_ns: float | None
+    top_ops: tuple[Row, ...]
+    checks: Checks
+
+    @property
+    def disturbance(self) -> float | None:
+        """Traced over untraced wall time."""
+        return self.traced_ns / self.untraced_ns if self.traced_ns and self.untraced_ns else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {**self.__dict__, "disturbance": self.disturbance, "checks": self.checks.to_dict()}
+
+    def lines(self) -> list[tuple[str, str]]:
+        """Names and values, for people."""
+        found = self.checks
+        traced = format_ns(self.traced_ns) if self.traced_ns is not None else "-"
+        untraced = format_ns(self.untraced_ns) if self.untraced_ns is not None else "-"
+        ratio = f" ({self.disturbance:.2f} x)" if self.disturbance else ""
+        return [
+            ("steps", f"{self.traced_steps} traced, {self.untraced_steps} untraced"),
+            ("executions", f"{self.executions:,} in a step, of {self.nodes:,} nodes" + _structures_text(self.structures)),
+            ("wall time", f"{traced} traced, {untraced} untraced{ratio}"),
+            ("causality", f"{found.causality_violations} violations in {found.edges:,} dependencies"),
+            ("readiness", f"{found.readiness_violations} violations in {found.executions:,} executions ({format_share(found.readiness_share)} ready)"),
+            ("inputs", f"{found.unresolved_inputs} unresolved, {found.wrong_edges} contradict the graph"),
+            ("complete", f"{'yes' if found.complete else 'NO'}: {found.recorded:,} recorded of {found.produced:,}"),
+            ("file", f"{self.file}, {format_bytes(self.size_bytes)}"),
+        ]
+
+
+def summarize(trace: Trace, file: Path) -> Summary:
+    """The summary of a trace that lies in `file`."""
+    untraced = trace.steps.client_wall_ns[~trace.steps.traced]
+    traced = trace.steps.client_wall_ns[trace.steps.traced]
+    provenance = trace.provenance
+    title = " ".join(str(provenance[k]) for k in ("workload", "mode", "preset") if provenance.get(k))
+    return Summary(
+        file=str(file),
+        size_bytes=file.stat().st_size,
+        title=title or "trace",
+        traced_steps=len(traced),
+        untraced_steps=len(untraced),
+        structures=len(trace.structures),
+        nodes=len(trace.nodes),
+        executions=_main_executions(trace),
+        traced_ns=_median(traced),
+        untraced_ns=_median(untraced),
+        span_ns=_median(trace.steps.span_ns[trace.steps.traced]),
+        top_ops=tuple(profile(trace, by="op").rows[:TOP]),
+        checks=check(trace),
+    )
+
+
+def print_summary(summary: Summary) -> None:
+    """The summary as people read it: figures, the op types that take longest, and what is wrong."""
+    print(summary.title)
+    print_pairs(summary.lines(), indent="  ")
+    if summary.top_ops:
+        print("\nwhere the time goes")
+        rows = [(row.key, f"{row.count:,}", format_ns(row.time_ns), format_share(row.share)) for row in summary.top_ops]
+        print_table(("op type", "count", "time", "share"), rows, indent="  ")
+    for problem in summary.checks.problems:
+        print(f"problem: {problem}")
+
+
+def _main_executions(trace: Trace) -> int:
+    if not len(trace.structures):
+        return 0
+    rows = trace.structure_rows(trace.main_structure)
+    return rows.stop - rows.start
+
+
+def _structures_text(count: int) -> str:
+    return f"; steps of {count} different structures" if count > 1 else ""
+
+
+def _median(values: np.ndarray[Any, Any]) -> float | None:
+    return float(statistics.median(values.tolist())) if len(values) else None
