@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# Makes the virtual environments of the simulators that tests run, each its own, because their requirements conflict.
+#
+#   bash tests/make_simulators.sh            all of them
+#   bash tests/make_simulators.sh scalesim   one
+#
+# FATHOM_SIMULATORS  folder for them (default: simulators in FATHOM_ENVIRONMENTS, which is ~/.venvs); what is there is used again
+# PYTHON             the Python to make them with (default python3)
+set -euo pipefail
+
+declare -A requirements=(
+    [scalesim]="scalesim==3.0.0 numpy<2.4" # numpy 2.4 breaks every run of it
+)
+
+folder="${FATHOM_SIMULATORS:-${FATHOM_ENVIRONMENTS:-$HOME/.venvs}/simulators}"
+if [ $# -eq 0 ]; then
+    set -- "${!requirements[@]}"
+fi
+for name in "$@"; do
+    wanted="${requirements[$name]:-}"
+    if [ -z "$wanted" ]; then
+        echo "no simulator is called '$name'; there are: ${!requirements[*]}" >&2
+        exit 1
+    fi
+    home="$folder/$name"
+    made="$home/requirements.txt" # written last: an environment without it is unfinished
+    if [ -x "$home/bin/python" ] && [ "$(cat "$made" 2>/dev/null)" = "$wanted" ]; then
+        continue
+    fi
+    echo "making $home with $wanted" >&2
+    rm -rf "$home"
+    "${PYTHON:-python3}" -m venv "$home"
+    read -ra packages <<<"$wanted"
+    "$home/bin/python" -m pip install --quiet --disable-pip-version-check "${packages[@]}"
+    printf '%s' "$wanted" >"$made"
+done
