@@ -5,7 +5,8 @@ Construction of a `Trace` already proves that its dependencies form a DAG. Here,
 * **Causality**: a producer's end is no later than its consumer's start. A consumer that starts early has a wrong edge.
 * **Readiness**: an execution is scheduled no earlier than its last dependency's end, and within `READY_NS` of that dependency's done. A
   consumer that is late lacks an edge. Without this half, a trace with no dependencies at all would pass.
-* **Resolution**: every data input of every execution is one live tensor of the producer that the graph names (a Merge: one of them).
+* **Resolution**: every data input of every execution is one live tensor of the producer that the graph names. A Merge reads one of its inputs,
+  and waits only for those control inputs whose branch ran.
 * **Times** are ordered: scheduled <= start <= end <= done.
 * **Losses**: recorded + missing = produced.
 
@@ -222,7 +223,8 @@ def _resolution(trace: Trace) -> tuple[int, int]:
     is_op = ex.kind == 0
     unresolved = int(np.maximum(expected - found, 0)[is_op].sum())
     wrong = int(np.maximum(found - expected, 0)[is_op].sum())
-    wrong += int(np.abs(np.diff(ex.control_offsets) - _distinct_controls(trace, control_count)[ex.node])[is_op].sum())
+    lacking = _distinct_controls(trace, control_count)[ex.node] - np.diff(ex.control_offsets)
+    wrong += int(np.where(is_merge[ex.node], np.maximum(-lacking, 0), np.abs(lacking))[is_op].sum())
     tensor = ex.input
     producer = ex.node[trace.tensors.execution[tensor]] if len(tensor) else tensor
     port = trace.tensors.port[tensor] if len(tensor) else tensor

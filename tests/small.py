@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from fathom_trace.builder import TraceBuilder
 from fathom_trace.trace import Trace
 
@@ -22,21 +24,24 @@ def diamond() -> Trace:
 
 
 def loop() -> Trace:
-    """A `while` loop that ran two iterations, plus two steps of different structure: the parts that straight-line graphs lack."""
+    """A `while` loop in two steps of different structure (two trips, then one), and an untraced step: what straight lines lack."""
     builder = TraceBuilder()
     frame = builder.add("frames", frame_name=builder.string("while"), kind=0, parent=-1)
     start = builder.node("x", "Const", attributes={"dtype": "float32"})
-    body = builder.node("while/body/MatMul", "MatMul", inputs=[(start, 0)], frame=frame)
-    after = builder.node("y", "Identity", inputs=[(body, 0)])
-    builder.constant(start, __import__("numpy").float32(2.5).reshape(()))
+    merge = builder.node("while/merge", "Merge", inputs=[(start, 0), (2, 0)], frame=frame)
+    body = builder.node("while/body/MatMul", "MatMul", inputs=[(merge, 0)], frame=frame)
+    after = builder.node("y", "Identity", inputs=[(merge, 0)])
+    builder.constant(start, np.array(2.5, np.float32))
+    outputs = [("float32", [2, 4])]
     for trips in (2, 1):
-        last = builder.execution(start, outputs=[("float32", [2, 4])])
-        for i in range(trips):
+        last = builder.execution(start, outputs=outputs)
+        for i in range(trips + 1):
             path = builder.path(0, frame, 0, i)
-            last = builder.execution(body, inputs=[builder.tensor(last)], outputs=[("float32", [2, 4])], path=path)
-        builder.execution(after, inputs=[builder.tensor(last)], outputs=[("float32", [2, 4])])
-        structure = builder.end_structure()
-        times = [10 * k for k in range(trips + 2)]
-        builder.step(structure, start=times, done=[t + 7 for t in times])
+            last = builder.execution(merge, inputs=[builder.tensor(last)], outputs=outputs, path=path)
+            if i < trips:
+                last = builder.execution(body, inputs=[builder.tensor(last)], outputs=outputs, path=path)
+        builder.execution(after, inputs=[builder.tensor(last)], outputs=outputs)
+        times = [10 * k for k in range(2 * trips + 3)]
+        builder.step(builder.end_structure(), start=times, done=[t + 7 for t in times])
     builder.untraced_step(55)
     return builder.build({"workload": "loop", "stage": "source", "inter_threads": 1})
