@@ -173,12 +173,12 @@ def _notes(trace: Trace, recording: Recording, workers: int) -> list[str]:
     notes = []
     traced, steps = len(trace.traced_steps), len(recording.measured_spans_ns)
     if traced > steps:
-        notes.append(f"{traced - steps} of {traced} traced steps executed something else and are left out")
+        notes.append(f"traced steps that executed something else and are left out: {traced - steps} of {traced}")
     missing = int(np.count_nonzero(~recording.timed))
     if missing:
-        notes.append(f"{missing} of {len(recording)} executions have no valid time and are taken as 0")
+        notes.append(f"executions without a valid time, taken as 0: {missing} of {len(recording)}")
     if recording.negative_gaps:
-        notes.append(f"{recording.negative_gaps} executions began before what they depend on had ended; replays let them wait for it")
+        notes.append(f"executions that began before what they depend on had ended; replays let them wait for it: {recording.negative_gaps}")
     if recording.lanes > workers:
         notes.append(f"the captured executions overlap on {recording.lanes} lanes; the replay has {workers} for them")
     if np.any(trace.frames.kind == FRAME_LOOP):

@@ -180,7 +180,7 @@ def workers_text(workers: int) -> str:
 
 def overlap_notes(times: Times) -> list[str]:
     """Says when changes meet in one execution."""
-    return [f"{times.overlap} executions are selected by more than one change; they were applied in turn"] if times.overlap else []
+    return [f"executions that more than one change selects, and that they change in turn: {times.overlap}"] if times.overlap else []
 
 
 def _share(duration_ns: Float, mask: Bool) -> float:

@@ -108,7 +108,8 @@ class Results:
     source: str = "results"
 
     def __str__(self) -> str:
-        return f"{len(self.time_ns)} executions timed by {self.source}"
+        count = len(self.time_ns)
+        return f"times of {count} execution{'' if count == 1 else 's'} from {self.source}"
 
     def apply(self, among: Executed, duration_ns: Float, gap_ns: Float) -> Bool:
         """Set the durations of the executions of this structure that have a result."""
@@ -119,7 +120,7 @@ class Results:
                 mask[local] = True
                 duration_ns[local] = time_ns
         if not mask.any():
-            raise ScenarioError(f"none of the {self} is in the steps that are projected; export this very trace and simulate that")
+            raise ScenarioError(f"the {self} are of none in the steps that are projected; export this very trace and simulate that")
         return mask
 
 
