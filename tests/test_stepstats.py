@@ -1,0 +1,103 @@
+"""Are TensorFlow's records read rightly? Hand-written StepStats, since no machine here has a GPU."""
+
+from __future__ import annotations
+
+import pytest
+
+from fathom_trace.capture.stepstats import Signatures, dtype_name, read_step
+
+pytestmark = pytest.mark.capture
+
+step_stats_pb2 = pytest.importorskip("tensorflow.core.framework.step_stats_pb2")
+GPU = "/job:localhost/replica:0/task:0/device:GPU:0"
+ORIGIN_US = 1_796_026_610_255_867
+
+
+def stats(*devices: tuple[str, list[tuple[str, int, int]]]):
+    """StepStats of (device, [(name, start us, duration us)])."""
+    message = step_stats_pb2.StepStats()
+    for name, records in devices:
+        device = message.dev_stats.add(device=name)
+        for record, start, duration in records:
+            device.node_stats.add(
+                node_name=record,
+                all_start_nanos=(ORIGIN_US + start) * 1000,
+                scheduled_nanos=(ORIGIN_US + start) * 1000,
+                op_end_rel_nanos=duration * 1000,
+                all_end_rel_nanos=duration * 1000,
+            )
+    return message
+
+
+def test_gpu_kernels_are_counted_once() -> None:
+    """Case A5: 2 op records and 1 copy; device compute time 30 us, copy 4 us, host time 9 us."""
+    message = stats(
+        (GPU, [("a", 0, 5), ("b", 5, 4)]),
+        (f"{GPU}/stream:all", [("a", 10, 10), ("b", 20, 20)]),
+        (f"{GPU}/stream:7", [("a", 10, 10), ("b", 20, 20)]),
+        (f"{GPU}/memcpy", [("a:MEMCPYHtoD", 1, 4)]),
+    )
+    records = read_step(message, {"a": 0, "b": 1}, Signatures())
+    assert len(records) == 2
+    assert (records.done - records.start).sum() == 9_000
+    kernels = [s for s in records.spans if not s.is_copy]
+    copies = [s for s in records.spans if s.is_copy]
+    assert sum(s.end - s.start for s in kernels) == 30_000
+    assert [(s.end - s.start) for s in copies] == [4_000]
+
+
+def test_all_streams_copy_serves_where_no_stream_is_listed() -> None:
+    message = stats((GPU, [("a", 0, 5)]), (f"{GPU}/stream:all", [("a", 10, 10)]))
+    spans = read_step(message, {"a": 0}, Signatures()).spans
+    assert [(s.end - s.start) for s in spans] == [10_000]
+
+
+def test_times_are_relative_and_in_order_of_start() -> None:
+    """Cases E1 and E5: integer nanoseconds after the step's first event, whatever the order of the records."""
+    message = stats(("/device:CPU:0", [("late", 30, 5), ("early", 12, 1)]))
+    records = read_step(message, {"late": 0, "early": 1}, Signatures())
+    assert records.origin_ns == (ORIGIN_US + 12) * 1000
+    assert records.node.tolist() == [1, 0]
+    assert records.start.tolist() == [0, 18_000]
+    assert (records.done - records.start).tolist() == [1_000, 5_000]
+
+
+def test_nanoseconds_below_a_microsecond_stay_positive() -> None:
+    """Case E1: 0.3, 0.4 and 5 us, as microsecond fields would lose them."""
+    message = step_stats_pb2.StepStats()
+    device = message.dev_stats.add(device="/device:CPU:0")
+    for name, start, duration in (("a", 12_600, 300), ("b", 20_200, 400), ("c", 30_000, 5_000)):
+        device.node_stats.add(
+            node_name=name, all_start_nanos=start, scheduled_nanos=start, op_end_rel_nanos=duration, all_end_rel_nanos=duration
+        )
+    records = read_step(message, {"a": 0, "b": 1, "c": 2}, Signatures())
+    durations = (records.done - records.start).tolist()
+    assert durations == [300, 400, 5_000]
+    assert sum(durations) / 3 == 1_900
+
+
+def test_records_of_unknown_nodes_are_counted_not_lost() -> None:
+    message = stats(("/device:CPU:0", [("_SOURCE", 0, 1), ("inner", 1, 2), ("inner", 3, 2), ("a", 6, 1)]))
+    records = read_step(message, {"a": 0}, Signatures())
+    assert records.unplaced == {"inner": 2}
+    assert records.total == 4
+
+
+def test_signatures_are_shared_between_steps() -> None:
+    message = stats(("/device:CPU:0", [("a", 0, 1)]))
+    output = message.dev_stats[0].node_stats[0].output.add(slot=1)
+    output.tensor_description.dtype = 1
+    output.tensor_description.shape.dim.add(size=3)
+    signatures = Signatures()
+    first = read_step(message, {"a": 0}, signatures)
+    second = read_step(message, {"a": 0}, signatures)
+    assert first.signature.tolist() == second.signature.tolist()
+    assert signatures.values[first.signature[0]] == ((1, "float32", (3,)),)
+
+
+def test_dtype_names_follow_tensorflow() -> None:
+    import tensorflow as tf
+
+    for number in (1, 2, 3, 9, 10, 14, 19, 20, 21, 23):
+        assert dtype_name(number) == tf.dtypes.as_dtype(number).name
+    assert dtype_name(101) == "float32", "a reference type is named as what it refers to"
