@@ -57,7 +57,10 @@ class Summary:
             ("executions", f"{self.executions:,} in a step, of {self.nodes:,} nodes" + _structures_text(self.structures)),
             ("wall time", f"{traced} traced, {untraced} untraced{ratio}"),
             ("causality", f"{found.causality_violations} violations in {found.edges:,} dependencies"),
-            ("readiness", f"{found.readiness_violations} violations in {found.executions:,} executions ({format_share(found.readiness_share)} ready)"),
+            (
+                "readiness",
+                f"{found.readiness_violations} violations in {found.executions:,} executions ({format_share(found.readiness_share)} ready)",
+            ),
             ("inputs", f"{found.unresolved_inputs} unresolved, {found.wrong_edges} contradict the graph"),
             ("complete", f"{'yes' if found.complete else 'NO'}: {found.recorded:,} recorded of {found.produced:,}"),
             ("file", f"{self.file}, {format_bytes(self.size_bytes)}"),
@@ -102,8 +105,7 @@ def print_summary(summary: Summary) -> None:
 def _main_executions(trace: Trace) -> int:
     if not len(trace.structures):
         return 0
-    rows = trace.structure_rows(trace.main_structure)
-    return rows.stop - rows.start
+    return len(range(*trace.structure_rows(trace.main_structure).indices(len(trace.executions))))
 
 
 def _structures_text(count: int) -> str:

@@ -103,7 +103,11 @@ def test_wrong_arguments_are_a_usage_error_on_one_line(words: list[str], message
         (FathomError("two\nlines"), 1, "two lines"),
         (KeyboardInterrupt(), 130, "interrupted; nothing was written under the final name"),
         (MemoryError(), 1, "out of memory; take a smaller --batch-size or --preset, fewer --steps, or a machine with more"),
-        (PermissionError(13, "Permission denied", "/x/y.h5"), 1, "cannot write /x/y.h5: Permission denied; choose another place or make room"),
+        (
+            PermissionError(13, "Permission denied", "/x/y.h5"),
+            1,
+            "cannot write /x/y.h5: Permission denied; choose another place or make room",
+        ),
     ],
 )
 def test_an_error_that_is_no_bug_is_one_line(

@@ -84,9 +84,13 @@ def test_a_folder_takes_the_place_of_the_old_one_whole(earlier: Path) -> None:
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_a_failure_leaves_the_old_folder_and_nothing_else(error: type[BaseException], earlier: Path) -> None:
-    with pytest.raises(error), replacing_folder(earlier) as partial:
-        (partial / "half").write_text("half")
-        raise error
+    def write_half() -> None:
+        with replacing_folder(earlier) as partial:
+            (partial / "half").write_text("half")
+            raise error
+
+    with pytest.raises(error):
+        write_half()
     assert names(earlier) == [MARKER, "layers.csv"]
     assert names(earlier.parent) == ["earlier"]
 

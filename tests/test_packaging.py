@@ -57,7 +57,9 @@ def trace_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A stored trace: a product [2, 3] x [3, 5] that takes 30 us, then a ReLU of 10 us."""
     builder = TraceBuilder()
     a, b = builder.node("a", "Placeholder"), builder.node("b", "Placeholder")
-    product = builder.node("fc/MatMul", "MatMul", inputs=[(a, 0), (b, 0)], attributes={"transpose_a": False, "transpose_b": False, "T": "float32"})
+    product = builder.node(
+        "fc/MatMul", "MatMul", inputs=[(a, 0), (b, 0)], attributes={"transpose_a": False, "transpose_b": False, "T": "float32"}
+    )
     relu = builder.node("fc/Relu", "Relu", inputs=[(product, 0)], attributes={"T": "float32"})
     left = builder.execution(a, outputs=[("float32", [2, 3])])
     right = builder.execution(b, outputs=[("float32", [3, 5])])
@@ -98,7 +100,9 @@ def test_the_same_smoke_test_passes_however_the_package_is_there(command: Comman
     exported = json.loads((tmp_path / "exported" / "export.json").read_text())
     assert exported["totals"]["macs"] == {"exported": 2 * 3 * 5, "skipped": 0, "total": 2 * 3 * 5}
     projected = json.loads(command("whatif", str(trace_file), "--speedup", "MatMul=3", "--json", folder=tmp_path).stdout)
-    assert {e["method"]: e["speedup"] for e in projected["estimates"]} == pytest.approx(dict.fromkeys(("amdahl", "replay", "unlimited"), 40 / 20))
+    assert {e["method"]: e["speedup"] for e in projected["estimates"]} == pytest.approx(
+        dict.fromkeys(("amdahl", "replay", "unlimited"), 40 / 20)
+    )
 
 
 def test_the_wheel_has_one_top_level_name_and_both_kinds_of_plugins(wheel: Path) -> None:
@@ -106,7 +110,9 @@ def test_the_wheel_has_one_top_level_name_and_both_kinds_of_plugins(wheel: Path)
     version = fathom_trace.__version__
     assert {n.split("/")[0] for n in names} == {"fathom_trace", f"fathom_trace-{version}.dist-info"}
     for kind in ("workloads", "exporters"):
-        assert {Path(n).name for n in names if n.startswith(f"fathom_trace/{kind}/")} == {p.name for p in (ROOT / kind).glob("*.py")} | {"__init__.py"}
+        assert {Path(n).name for n in names if n.startswith(f"fathom_trace/{kind}/")} == {
+            p.name for p in (ROOT / kind).glob("*.py")
+        } | {"__init__.py"}
     assert {"fathom_trace/py.typed", f"fathom_trace-{version}.dist-info/licenses/LICENSE"} <= set(names)
     assert not [n for n in names if n.endswith((".pyc", ".h5", ".pb"))]
 

@@ -1,4 +1,4 @@
-"""Run a workload under full tracing and write what it executed. Exit status 1 when the trace is not complete (it is written all the same)."""
+"""Run a workload under full tracing and write what it executed. A trace that is not complete is written too, with exit status 1."""
 
 from __future__ import annotations
 
@@ -24,14 +24,26 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mode", default="training", help="training or inference (default: training)")
     parser.add_argument("--preset", default="seminal", metavar="P", help="a named choice of options (default: seminal)")
     parser.add_argument("--batch-size", type=at_least(1), default=0, metavar="N", help="samples in a step (default: the preset's)")
-    parser.add_argument("--steps", type=_steps, default=0, metavar="N", help="traced steps, or auto: 3 to 12 in about a minute (default)")
+    parser.add_argument(
+        "--steps", type=_steps, default=0, metavar="N", help="traced steps, or auto: 3 to 12 in about a minute (default)"
+    )
     parser.add_argument("--warmup", type=at_least(0), default=1, metavar="N", help="untraced steps before them (default: 1)")
-    parser.add_argument("--stage", default="source", help="source: the operations that the program names; optimized: as TensorFlow runs it")
+    parser.add_argument(
+        "--stage", default="source", help="source: the operations that the program names; optimized: as TensorFlow runs it"
+    )
     parser.add_argument("--threads", type=at_least(1), default=0, metavar="N", help="threads within an operation (default: all cores)")
-    parser.add_argument("--inter-threads", type=at_least(1), default=1, metavar="N", help="operations at once (default: 1, clean times)")
-    parser.add_argument("--memory-steps", type=at_least(0), default=1, metavar="N", help="steps whose allocations are kept (default: 1)")
-    parser.add_argument("--seed", type=at_least(0), default=0, metavar="N", help="for initial values and synthetic inputs (default: 0)")
-    parser.add_argument("--data", metavar="DIR", help="read real inputs from there; `fathom-trace workloads NAME` says in which format")
+    parser.add_argument(
+        "--inter-threads", type=at_least(1), default=1, metavar="N", help="operations at once (default: 1, clean times)"
+    )
+    parser.add_argument(
+        "--memory-steps", type=at_least(0), default=1, metavar="N", help="steps whose allocations are kept (default: 1)"
+    )
+    parser.add_argument(
+        "--seed", type=at_least(0), default=0, metavar="N", help="for initial values and synthetic inputs (default: 0)"
+    )
+    parser.add_argument(
+        "--data", metavar="DIR", help="read real inputs from there; `fathom-trace workloads NAME` says in which format"
+    )
     parser.add_argument("-o", "--output", metavar="FILE", help="the trace: .h5 or .pb (default: WORKLOAD-MODE.h5)")
     add_settings(parser, "workload")
     add_force(parser)

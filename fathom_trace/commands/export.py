@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from fathom_trace.arguments import add_force, add_json, add_settings, add_trace
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from fathom_trace.exporter import ExportReport
 
 EXAMPLES = ("fathom-trace export vgg-training.h5 scale-sim", "fathom-trace export vgg-training.h5 scale-sim -o /tmp/vgg --force")
@@ -54,19 +56,27 @@ def _print(report: ExportReport, folder: Path) -> None:
     print(f"{folder}: {len(report.layers)} layers for {report.target.name} {report.target.version}".rstrip())
     for file in report.files:
         print(f"  {file}")
-    form = {"executions": str, "time_ns": format_ns, "macs": lambda macs: format_count(macs, "MAC")}
+    totals = report.totals()
     rows = [
-        (key.removesuffix("_ns"), form[key](t["exported"]), form[key](t["skipped"]), format_share(t["exported"] / t["total"] if t["total"] else 0))
-        for key, t in report.totals().items()
+        (key.removesuffix("_ns"), show(totals[key]["exported"]), show(totals[key]["skipped"]), format_share(_share(totals[key])))
+        for key, show in (("executions", _count), ("time_ns", format_ns), ("macs", format_count))
     ]
-    print_table(("", "exported", "skipped", "exported share"), rows)
-    total_ns = report.totals()["time_ns"]["total"] or 1
+    print_table(("", "exported", "skipped", "share exported"), rows)
+    whole = totals["time_ns"]["total"] or 1
     if report.skipped:
         print("skipped, by time")
     for item in sorted(report.skipped, key=lambda s: -s.time_ns):
-        print(f"  {format_share(item.time_ns / total_ns):>6}  {item.executions} x {item.op}: {item.reason}")
+        print(f"  {format_share(item.time_ns / whole):>6}  {item.executions} x {item.op}: {item.reason}")
     for kind, lines in (("approximated", report.approximations), ("note", report.notes)):
         for line in lines:
             print(f"{kind}: {line}")
     print(f"proof: {report.target.proof} ({report.target.proof_detail})")
     print(f"to run it: {report.target.how_to_run}")
+
+
+def _count(number: float) -> str:
+    return f"{number:,.0f}"
+
+
+def _share(total: Mapping[str, float]) -> float:
+    return total["exported"] / total["total"] if total["total"] else 0.0

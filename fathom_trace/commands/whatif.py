@@ -29,7 +29,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add_trace(parser)
     parser.add_argument("--speedup", action="append", default=[], metavar="CHANGE", help="a change; several are applied in turn")
-    parser.add_argument("--sweep", metavar="SELECTION=LOW..HIGH", help="print the curve over a range of factors, on top of the changes")
+    parser.add_argument(
+        "--sweep", metavar="SELECTION=LOW..HIGH", help="print the curve over a range of factors, on top of the changes"
+    )
     parser.add_argument("--from", dest="export", metavar="DIR", help="take times from the simulator that ran this export")
     parser.add_argument("--results", metavar="PATH", help="what the simulator wrote (default: DIR/results)")
     parser.add_argument("--clock", default="1GHz", metavar="F", help="the simulated clock (default: 1GHz)")

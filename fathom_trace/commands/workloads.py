@@ -60,9 +60,7 @@ def _print(name: str, workload: ModuleType) -> None:
     from fathom_trace.workload import DEFAULT_PRESET, MODES
 
     print(f"{name}: {(workload.__doc__ or '').strip()}\n\n{workload.CITATION}\n\npresets")
-    rows = [
-        (key, f"{p.parameters:,}", *(str(p.batch_size[mode]) for mode in MODES), p.doc) for key, p in workload.PRESETS.items()
-    ]
+    rows = [(key, f"{p.parameters:,}", *(str(p.batch_size[mode]) for mode in MODES), p.doc) for key, p in workload.PRESETS.items()]
     print_table(("name", "parameters", *(f"batch, {mode}" for mode in MODES), "what"), rows, indent="  ", left=(0, 4))
     default = workload.PRESETS[DEFAULT_PRESET]
     print(f"\ninputs of a training step, preset {DEFAULT_PRESET}")
