@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from brute_force import add, count, random_case
-from program import Program
+from program import Program, dilated_depthwise
 
 from fathom_trace.errors import OptionError, TraceError
 from fathom_trace.loops import (
@@ -234,34 +234,6 @@ def test_einsum_that_is_no_product_says_so() -> None:
 
 
 # --- dilation by SpaceToBatchND ---------------------------------------------------------------------------------------------------
-
-
-def dilated_depthwise(training: bool = False) -> tuple[Trace, dict[str, int]]:
-    """C12: depthwise 3x3, dilation 2, multiplier 2, VALID on [3, 9, 9, 4], as TensorFlow runs it, perhaps with both gradients.
-
-    9 is padded to 10 and cut into 2 x 2 blocks: 4 * 3 images of 5 x 5, 3 x 3 outputs each; put together 6 x 6, cropped to 5 x 5.
-    """
-    program = Program()
-    x, w = program.input("x", [3, 9, 9, 4]), program.input("w", [3, 3, 4, 2])
-    block, pads, crops = (
-        program.constant("block", [2, 2]),
-        program.constant("pads", [[0, 1], [0, 1]]),
-        program.constant("crops", [[0, 1], [0, 1]]),
-    )
-    inner = {"strides": [1, 1, 1, 1], "padding": "VALID", "dilations": [1, 1, 1, 1]}
-    ran = {"x2b": program.op("dw/SpaceToBatchND", "SpaceToBatchND", [x, block, pads], [12, 5, 5, 4])}
-    ran["conv"] = program.op("dw", "DepthwiseConv2dNative", [ran["x2b"], w], [12, 3, 3, 8], inner)
-    ran["y2s"] = program.op("dw/BatchToSpaceND", "BatchToSpaceND", [ran["conv"], block, crops], [3, 5, 5, 8])
-    if training:
-        dy = program.input("dy", [3, 5, 5, 8])
-        sizes = program.input("sizes", [4])
-        ran["dy2b"] = program.op("grad/SpaceToBatchND", "SpaceToBatchND", [dy, block, crops], [12, 3, 3, 8])
-        ran["dw"] = program.op(
-            "grad/filter", "DepthwiseConv2dNativeBackpropFilter", [ran["x2b"], sizes, ran["dy2b"]], [3, 3, 4, 2], inner
-        )
-        ran["dx"] = program.op("grad/input", "DepthwiseConv2dNativeBackpropInput", [sizes, w, ran["dy2b"]], [12, 5, 5, 4], inner)
-        ran["dx2s"] = program.op("grad/BatchToSpaceND", "BatchToSpaceND", [ran["dx"], block, pads], [3, 9, 9, 4])
-    return program.trace(), ran
 
 
 def test_space_to_batch_is_a_dilated_convolution() -> None:
