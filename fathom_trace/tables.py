@@ -97,7 +97,7 @@ class Table:
                 array.flags.writeable = False
             object.__setattr__(self, key, array)
             if spec.is_offsets:
-                if len(array) == 0 or array[0] != 0 or np.any(np.diff(array) < 0):
+                if len(array) == 0 or array[0] != 0 or np.any(array[1:] < array[:-1]):
                     _fail(f"{self.name}.{key}", "offsets must begin at 0 and never fall")
                 ragged[spec.ragged] = int(array[-1])
                 length = len(array) - 1

@@ -1,0 +1,129 @@
+"""Trace files as files: what is refused before work begins, and a file that appears whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from fathom_trace.errors import TraceFileError
+
+PARTIAL = ".partial"
+_numbers = itertools.count()
+
+
+def check_replaceable(path: Path, force: bool) -> None:
+    """Refuses a destination that is in the way.
+
+    Raises:
+        TraceFileError: `path` is a folder, or exists and `force` is not set.
+    """
+    if path.is_dir():
+        raise TraceFileError(f"{path} is a folder; give the name of a file")
+    if os.path.lexists(path) and not force:
+        raise _exists(path)
+
+
+@contextmanager
+def replacing(path: Path, force: bool) -> Iterator[BinaryIO]:
+    """A binary file that takes the place of `path` when the block ends well, and vanishes when it does not.
+
+    It is written beside `path` under a name of its own (`vgg.h5.<process>.<number>.partial`), flushed to the disk, then renamed: whoever
+    opens `path`, at whatever moment, finds the old file or the new one, whole. A killed process leaves its `.partial` behind and the
+    old file in place. Without `force` the name is taken only if it is still free at the end, so of two writers one is refused.
+
+    Raises:
+        TraceFileError: `path` is in the way, or the system refuses to write.
+    """
+    check_replaceable(path, force)
+    target = Path(os.path.realpath(path))
+    partial: Path | None = None
+    try:
+        file, partial = _open_new(target)
+        with file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        _rename(partial, target, path, force)
+        partial = None
+        _flush_folder(target.parent)
+    except OSError as error:
+        raise _cannot_write(path, target, error) from None
+    finally:
+        if partial is not None:
+            with contextlib.suppress(OSError):
+                partial.unlink()
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[BinaryIO]:
+    """`path`, open for reading.
+
+    Raises:
+        TraceFileError: it is missing, not a file, unfinished, or may not be read.
+    """
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise TraceFileError(f"{path} is {'a folder' if path.is_dir() else 'not a regular file'}; give the name of a trace file")
+        file = path.open("rb")
+    except FileNotFoundError:
+        raise TraceFileError(f"{path} does not exist; `fathom-trace capture` writes traces") from None
+    except (OSError, ValueError) as error:
+        raise TraceFileError(f"{path} cannot be read ({_reason(error)}); check its name and permissions") from None
+    with file:
+        yield file
+
+
+def _open_new(target: Path) -> tuple[BinaryIO, Path]:
+    while True:
+        partial = target.with_name(f"{target.name}.{os.getpid()}.{next(_numbers)}{PARTIAL}")
+        try:
+            return partial.open("xb"), partial
+        except FileExistsError:
+            continue
+
+
+def _rename(partial: Path, target: Path, shown: Path, force: bool) -> None:
+    if not force:
+        try:
+            os.link(partial, target)
+        except FileExistsError:
+            raise _exists(shown) from None
+        except OSError:  # a file system without hard links
+            if os.path.lexists(target):
+                raise _exists(shown) from None
+        else:
+            partial.unlink()
+            return
+    os.replace(partial, target)
+
+
+def _flush_folder(folder: Path) -> None:
+    """Puts the new name on the disk, where the system can; the content is there already."""
+    if hasattr(os, "O_DIRECTORY"):
+        with contextlib.suppress(OSError):
+            handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+
+
+def _exists(path: Path) -> TraceFileError:
+    return TraceFileError(f"{path} exists; pass --force to replace it")
+
+
+def _cannot_write(path: Path, target: Path, error: OSError) -> TraceFileError:
+    if error.errno == errno.ENOENT:
+        return TraceFileError(f"cannot write {path}: the folder {target.parent} does not exist; make it, or choose another with -o")
+    return TraceFileError(f"cannot write {path} ({_reason(error)}); make room or choose another folder with -o")
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)

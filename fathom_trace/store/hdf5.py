@@ -1,0 +1,182 @@
+"""Traces as HDF5 files (`.h5`): one dataset a column, readable by any HDF5 library from 1.10 on. Layout: `schemas/trace_hdf5.md`.
+
+The file is made in memory and written in one go, so nothing of HDF5's own caching and locking can leave half a file. After the end of
+the HDF5 data stand 28 bytes with the size and CRC-32 of all before: accidental damage is found before the HDF5 library sees a
+byte of it. HDF5 ignores these bytes, and drops them when it changes the file; a file without them is read too. The reader opens no
+links, decompresses by itself with a limit, and believes no size before it has compared it with the file's.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import h5py
+import numpy as np
+
+from fathom_trace.errors import TraceFileError, one_line
+from fathom_trace.store.columns import (
+    FORMAT,
+    PROVENANCE,
+    VERSION,
+    StoredColumn,
+    assemble,
+    decode,
+    encode,
+    fit,
+    narrowest,
+    provenance_text,
+    stored_columns,
+)
+from fathom_trace.store.files import reading, replacing
+from fathom_trace.store.hdf5_reader import DECODED_FREE_BYTES, DECODED_RATIO, Dataset, Reader, check_marker
+from fathom_trace.tables import TABLES, Array, Table
+from fathom_trace.trace import Trace
+
+SIGNATURE = b"\x89HDF\r\n\x1a\n"
+
+COMPACT_BYTES = 192
+"""Columns up to this size lie in their own header, uncompressed: a chunk would cost more than it saves."""
+
+CHUNK_ROWS = 1 << 16
+_SEAL = struct.Struct("<16sQI")
+SEAL_MAGIC = b"\nfathom-trace\r\n\x1a"
+_BLOCK_BYTES = 1 << 20
+_DAMAGE = (OSError, KeyError, ValueError, RuntimeError, TypeError, OverflowError, NotImplementedError, zlib.error)
+
+
+def write(trace: Trace, path: Path, force: bool = False) -> None:
+    """Put `trace` in a file that appears whole or not at all.
+
+    Raises:
+        TraceFileError: `path` exists and `force` is not set, or the system refuses to write.
+    """
+    with replacing(path, force) as file:
+        image = _image(trace, level=1)
+        if _decoded_bytes(trace) > max(DECODED_FREE_BYTES, DECODED_RATIO * len(image)):
+            image = _image(trace, level=0)
+        file.write(image)
+        file.write(_SEAL.pack(SEAL_MAGIC, len(image), zlib.crc32(image)))
+
+
+def read(path: Path) -> Trace:
+    """The trace in a file.
+
+    Raises:
+        TraceFileError: it is missing, foreign, too new or damaged.
+        TraceError: its parts contradict each other; `store.load` adds the file's name.
+    """
+    with reading(path) as file:
+        size = _check_seal(file, path)
+        with _damage(path), h5py.File(path, "r", locking=False) as opened:
+            root = opened.id
+            check_marker(h5py.h5g.open(root, b"/"), path)
+            reader = Reader(path, size)
+            found = {PROVENANCE: reader.dataset(root, PROVENANCE)}
+            for table in TABLES:
+                group = reader.group(root, table.name)
+                if group is not None:
+                    found |= {c.path: reader.dataset(group, c.key, c) for c in stored_columns(table).values()}
+                    reader.check_rows(table, found)
+            tables = [_table(table, reader, found) for table in TABLES]
+            provenance = reader.values(found[PROVENANCE]).tobytes()
+        return assemble(tables, provenance)
+
+
+# --- writing ------------------------------------------------------------------------------------------------------------------------
+
+
+def _image(trace: Trace, level: int) -> memoryview:
+    """The bytes of the HDF5 file."""
+    buffer = io.BytesIO()
+    with h5py.File(buffer, "w", libver=("v110", "v110")) as file:
+        file.attrs["format"] = np.bytes_(FORMAT)
+        file.attrs["version"] = np.int32(VERSION)
+        _put(file.id, PROVENANCE, np.frombuffer(provenance_text(trace), np.uint8), level)
+        for name, table in trace.tables().items():
+            if len(table):
+                group = h5py.h5g.create(file.id, name.encode())
+                stored = encode(type(table), {key: getattr(table, key) for key in table.columns()})
+                for key, column in stored_columns(type(table)).items():
+                    dataset = _put(group, key, narrowest(stored[key]), level)
+                    _describe(dataset, column)
+    return buffer.getbuffer()
+
+
+def _put(group: Any, name: str, values: Array, level: int) -> Any:
+    """Write one dataset; returns it."""
+    layout = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    layout.set_obj_track_times(False)
+    if values.nbytes <= COMPACT_BYTES:
+        layout.set_layout(h5py.h5d.COMPACT)
+    else:
+        layout.set_chunk((min(len(values), CHUNK_ROWS),))
+        layout.set_shuffle()
+        layout.set_deflate(level)
+    kind = h5py.h5t.py_create(values.dtype.newbyteorder("<"))
+    dataset = h5py.h5d.create(group, name.encode(), kind, h5py.h5s.create_simple(values.shape), layout)
+    if len(values):
+        dataset.write(h5py.h5s.ALL, h5py.h5s.ALL, np.ascontiguousarray(values))
+    return dataset
+
+
+def _describe(dataset: Any, column: StoredColumn) -> None:
+    """Unit and stored difference, as attributes. They cost nothing: HDF5 gives every dataset a header of 256 bytes, mostly empty."""
+    texts = {"unit": column.spec.unit, "stored": column.difference.formula(column.key) if column.difference else ""}
+    for name, text in texts.items():
+        if text:
+            value = np.array(text.encode(), f"S{len(text)}")
+            attribute = h5py.h5a.create(dataset, name.encode(), h5py.h5t.py_create(value.dtype), h5py.h5s.create(h5py.h5s.SCALAR))
+            attribute.write(value)
+
+
+def _decoded_bytes(trace: Trace) -> int:
+    return sum(getattr(table, key).nbytes for table in trace.tables().values() for key in table.columns())
+
+
+# --- reading ------------------------------------------------------------------------------------------------------------------------
+
+
+def _table(table: type[Table], reader: Reader, found: dict[str, Dataset]) -> Table:
+    columns = stored_columns(table)
+    if not any(c.path in found for c in columns.values()):
+        return table.empty()
+    stored = {key: reader.values(found[c.path]) for key, c in columns.items()}
+    return table(**{key: fit(columns[key], values) for key, values in decode(table, stored).items()})
+
+
+def _check_seal(file: BinaryIO, path: Path) -> int:
+    """The file's size, after comparing its bytes with the CRC-32 at its end, if it has one."""
+    head = file.read(len(SIGNATURE))
+    if head != SIGNATURE:
+        what = "is empty" if not head else "is not an HDF5 file"
+        raise TraceFileError(f"{path} {what}, so it is no trace; `fathom-trace capture` writes traces as .h5 or .pb")
+    size = file.seek(0, io.SEEK_END)
+    if size < _SEAL.size:
+        return size
+    file.seek(size - _SEAL.size)
+    magic, sealed, checksum = _SEAL.unpack(file.read(_SEAL.size))
+    if magic != SEAL_MAGIC:
+        return size
+    file.seek(0)
+    left, found = size - _SEAL.size, 0
+    while left and (block := file.read(min(left, _BLOCK_BYTES))):
+        found = zlib.crc32(block, found)
+        left -= len(block)
+    if sealed != size - _SEAL.size or found != checksum:
+        raise TraceFileError(f"{path} is damaged: its content does not match its checksum; use a copy, or capture again")
+    return size
+
+
+@contextmanager
+def _damage(path: Path) -> Iterator[None]:
+    """Whatever HDF5, zlib and numpy raise over damaged bytes, as one kind of error."""
+    try:
+        yield
+    except _DAMAGE as error:
+        raise TraceFileError(f"{path} is damaged or cut short ({one_line(error)}); use a copy, or capture again") from None
