@@ -225,7 +225,11 @@ def test_baseline_error_is_that_of_the_medians() -> None:
     structure = builder.end_structure()
     for first, second in ((10, 20), (10, 30), (40, 10)):
         builder.step(structure, start=[0, first], done=[first, first + second])
-    baseline = project(builder.build({"inter_threads": 1}), parse_scenario([])).baseline
+    projection = project(builder.build({"inter_threads": 1}), parse_scenario([]))
+    baseline = projection.baseline
+    assert (baseline.fastest_ns, baseline.slowest_ns) == (30, 50)
+    assert "measured: 40 ns (median of 3 traced steps, 30 ns to 50 ns)" in render(projection)
+    assert any("the steps differ so much" in note for note in projection.notes)
     assert (baseline.steps, baseline.measured_ns, baseline.lanes_ns, baseline.workers_ns) == (3, 40, 30, 30)
     assert baseline.lanes_error == baseline.workers_error == pytest.approx(-0.25)
 

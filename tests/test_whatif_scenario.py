@@ -7,7 +7,9 @@ import math
 import numpy as np
 import pytest
 
+from fathom_trace.builder import TraceBuilder
 from fathom_trace.errors import FathomError, ScenarioError
+from fathom_trace.tables import FETCH
 from fathom_trace.whatif.recording import record
 from fathom_trace.whatif.scenario import Remove, Scenario, SetTime, Speedup, from_results, parse_change, parse_scenario
 from fathom_trace.whatif.selection import Executed, Selection, TraceLabels, executed, parse_selection
@@ -101,8 +103,14 @@ def test_a_scenario_reads_back_as_it_was_written() -> None:
         ("layer:fully*=3", "no layer that ran matches 'fully*'; there are: conv1_1, fc6, fc7"),
         ("layer:gone=3", "no layer that ran is called 'gone'; there are: conv1_1, fc6, fc7"),
         ("kind:convolution=3", "no kind that ran is called 'convolution'; did you mean 'conv'?"),
+        ("kind:xyz=3", "no kind that ran is called 'xyz'; there are: conv, elementwise, gemm"),
+        ("phase:forwards=3", "no phase that ran is called 'forwards'; did you mean 'forward'?"),
+        ("kind:conv_convolution=3", "no kind that ran is called 'conv_convolution'; did you mean 'conv'?"),
         ("phase:back=3", "no phase that ran is called 'back'; did you mean 'backward'?"),
-        ("lyer:fc6=3", "'lyer:fc6' selects by 'lyer', which is none of op, kind, layer, phase, device; did you mean 'layer:fc6'?"),
+        (
+            "lyer:fc6=3",
+            "'lyer:fc6' selects by 'lyer', which is none of op, kind, layer, phase, device, name; did you mean 'layer:fc6'?",
+        ),
         ("layer:=3", "'layer:' names no layer; write for example Conv2D or layer:fc*"),
         ("Conv2D", "'Conv2D' is not a speedup; write for example Conv2D=10"),
         ("=10", "'=10' is not a speedup; write for example Conv2D=10"),
@@ -150,7 +158,56 @@ def test_executions_of_a_structure_carry_the_op_types_of_the_trace() -> None:
     rows = range(*trace.structure_rows(1).indices(len(trace.executions)))
     assert among.first == rows.start > 0
     assert among.names("op") == [trace.node_ops[n] for n in trace.executions.node[rows.start : rows.stop]]
-    assert set(TraceLabels(trace)) == {"op", "kind", "layer", "phase", "device"}
+    assert set(TraceLabels(trace)) == {"op", "kind", "layer", "phase", "device", "name"}
+    assert parse_selection("name:while/*").mask(among).sum() == among.names("op").count("MatMul") + among.names("op").count("Merge")
+
+
+def test_kinds_phases_and_layers_of_a_trace_can_be_selected() -> None:
+    """A training step of one convolution and one dense layer, with its loss and one gradient."""
+    builder = TraceBuilder()
+    x = builder.node("x", "Placeholder")
+    w = builder.node("w", "VarHandleOp")
+    variable = builder.variable("fc6/kernel", "float32", [36, 5], trainable=True, node=w)
+    read = builder.node("fc6/MatMul/ReadVariableOp", "ReadVariableOp", inputs=[(w, 0)], reads=[variable])
+    conv = builder.node("conv1_1/Conv2D", "Conv2D", inputs=[(x, 0), (x, 0)])
+    pool = builder.node("pool1/MaxPool", "MaxPool", inputs=[(conv, 0)])
+    dense = builder.node("fc6/MatMul", "MatMul", inputs=[(pool, 0), (read, 0)])
+    loss = builder.node("loss/Sum", "Sum", inputs=[(dense, 0)])
+    grad = builder.node("gradient_tape/fc6/MatMul/MatMul_1", "MatMul", inputs=[(pool, 0), (loss, 0)])
+    update = builder.node("sgd/update", "ResourceApplyGradientDescent", inputs=[(w, 0), (x, 0), (grad, 0)], writes=[variable])
+    builder.interface("loss", FETCH, loss, role="loss")
+    shapes = {
+        x: [3, 9, 9, 4],
+        w: [],
+        read: [36, 5],
+        conv: [3, 6, 6, 1],
+        pool: [3, 36],
+        dense: [3, 5],
+        loss: [],
+        grad: [36, 5],
+        update: [],
+    }
+    rows: dict[int, int] = {}
+    inputs = {x: [], w: [], read: [w], conv: [x, x], pool: [conv], dense: [pool, read], loss: [dense], grad: [pool, loss]}
+    for node, dims in shapes.items():
+        given = [builder.tensor(rows[n]) for n in inputs.get(node, [w, x, grad])]
+        rows[node] = builder.execution(node, inputs=given, outputs=[("float32", dims)])
+    builder.step(0, start=[10 * k for k in range(9)], done=[10 * k + 10 for k in range(9)])
+    trace = builder.build({"inter_threads": 1})
+    among = executed(trace, 0)
+
+    def selected(text: str) -> set[int]:
+        return set(among.nodes[parse_selection(text).mask(among)].tolist())
+
+    assert selected("kind:conv") == {conv}
+    assert selected("kind:gemm") == {dense, grad}
+    assert selected("kind:pool*") == {pool}
+    assert {conv, pool, dense, loss} <= selected("phase:forward")
+    assert selected("phase:backward") == {grad}
+    assert update in selected("phase:optimizer")
+    assert selected("layer:conv1_1") == {conv}
+    assert {dense, grad} <= selected("layer:fc*")
+    assert selected("name:fc6/*") == {read, dense}
 
 
 # --- results of a simulator ---------------------------------------------------------------------------------------------------

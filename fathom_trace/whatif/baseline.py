@@ -21,6 +21,9 @@ from fathom_trace.whatif.replay import CAPTURED, makespans_ns, replay_lanes
 from fathom_trace.whatif.scenario import Times
 from fathom_trace.whatif.selection import Executed, NodeLabels, executed
 
+NOISY = 0.1
+"""A replay of the medians that misses the measured span by more than this, relatively, is remarked upon."""
+
 
 @dataclass(frozen=True)
 class Baseline:
@@ -29,6 +32,8 @@ class Baseline:
     steps: int
     measured_ns: float
     """Median span of the traced steps."""
+    fastest_ns: float
+    slowest_ns: float
     lanes_ns: float
     """Replay of the medians along the captured lanes."""
     workers_ns: float
@@ -115,6 +120,8 @@ def base_of(trace: Trace, settings: Settings) -> Base:
     baseline = Baseline(
         steps=len(measured.measured_spans_ns),
         measured_ns=measured.measured_span_ns,
+        fastest_ns=min(measured.measured_spans_ns),
+        slowest_ns=max(measured.measured_spans_ns),
         lanes_ns=lanes.makespan_ns,
         workers_ns=float(listed[0]),
         untraced_ns=untraced_ns,
@@ -122,7 +129,7 @@ def base_of(trace: Trace, settings: Settings) -> Base:
         corrected_ns=corrected.makespan_ns,
     )
     among = executed(trace, structure, settings.labels)
-    notes = tuple(_notes(trace, measured, workers))
+    notes = tuple(_notes(trace, measured, workers, baseline))
     return Base(_title(trace), recording, among, workers, settings.priority, corrected.idle_ns, baseline, notes)
 
 
@@ -168,9 +175,13 @@ def _title(trace: Trace) -> str:
     return " ".join(p for p in parts if isinstance(p, str) and p) or "trace"
 
 
-def _notes(trace: Trace, recording: Recording, workers: int) -> list[str]:
+def _notes(trace: Trace, recording: Recording, workers: int, baseline: Baseline) -> list[str]:
     """What a reader must know about the recording before believing a projection."""
     notes = []
+    if abs(baseline.lanes_error) > NOISY:
+        notes.append(
+            "the steps differ so much that their medians, execution by execution, are no step that was measured; capture again"
+        )
     traced, steps = len(trace.traced_steps), len(recording.measured_spans_ns)
     if traced > steps:
         notes.append(f"traced steps that executed something else and are left out: {traced - steps} of {traced}")
@@ -178,7 +189,9 @@ def _notes(trace: Trace, recording: Recording, workers: int) -> list[str]:
     if missing:
         notes.append(f"executions without a valid time, taken as 0: {missing} of {len(recording)}")
     if recording.negative_gaps:
-        notes.append(f"executions that began before what they depend on had ended; replays let them wait for it: {recording.negative_gaps}")
+        notes.append(
+            f"executions that began before what they depend on had ended; replays let them wait for it: {recording.negative_gaps}"
+        )
     if recording.lanes > workers:
         notes.append(f"the captured executions overlap on {recording.lanes} lanes; the replay has {workers} for them")
     if np.any(trace.frames.kind == FRAME_LOOP):

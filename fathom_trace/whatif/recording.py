@@ -86,6 +86,15 @@ class Recording:
         flat, bounds = self.dependencies.producer.tolist(), self.dependencies.offsets.tolist()
         return [flat[a:b] for a, b in pairwise(bounds)]
 
+    @cached_property
+    def consumers(self) -> list[list[int]]:
+        """Who depends on each execution, ascending."""
+        result: list[list[int]] = [[] for _ in range(len(self))]
+        for i, producers in enumerate(self.producers):
+            for p in producers:
+                result[p].append(i)
+        return result
+
     def bodies_ns(self, duration_ns: Float) -> Float:
         """Start to end for changed durations `[..., executions]`: the tail shrinks or grows as the whole does."""
         ratio = np.divide(duration_ns, self.duration_ns, out=np.ones_like(duration_ns), where=self.duration_ns > 0)
@@ -130,7 +139,7 @@ def record(trace: Trace, structure: int | None = None) -> Recording:
     depends = trace.dependencies(structure)
     seen = [_observe(trace, structure, s, depends) for s in steps]
     valid = np.stack([s.valid for s in seen])
-    timed = valid.any(axis=0)
+    timed: Bool = np.asarray(valid.any(axis=0))
     if len(timed) and not timed.any():
         raise ScenarioError("no execution of the trace has a valid time, so nothing can be projected; capture it again")
     spans = tuple(s.span for s in seen)

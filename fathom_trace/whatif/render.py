@@ -71,9 +71,11 @@ def format_factor(value: float) -> str:
 
 
 def _baseline(baseline: Baseline, workers: int) -> list[str]:
-    steps = f"{baseline.steps} traced step{'' if baseline.steps == 1 else 's'}"
+    steps = "1 traced step"
+    if baseline.steps > 1:
+        steps = f"median of {baseline.steps} traced steps, {format_ns(baseline.fastest_ns)} to {format_ns(baseline.slowest_ns)}"
     lines = [
-        f"measured: {format_ns(baseline.measured_ns)} (median of {steps})",
+        f"measured: {format_ns(baseline.measured_ns)} ({steps})",
         f"replayed unchanged: {format_ns(baseline.lanes_ns)} on the captured lanes ({baseline.lanes_error:+.1%}),"
         f" {format_ns(baseline.workers_ns)} on {workers_text(workers)} ({baseline.workers_error:+.1%})",
     ]

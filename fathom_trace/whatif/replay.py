@@ -18,7 +18,6 @@ loop over lists. Both do the same floating-point operations in the same order, s
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,7 +30,7 @@ CAPTURED, CRITICAL_PATH = "captured", "critical-path"
 PRIORITIES = (CAPTURED, CRITICAL_PATH)
 
 BATCH_VALUES = 4_000_000
-"""Scenarios x executions that one vectorised pass holds (three arrays of 8 bytes each)."""
+"""Scenarios x executions that one vectorised pass holds, in a few arrays of 8 bytes each."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,17 +61,14 @@ def replay_lanes(recording: Recording, duration_ns: Float | None = None, gap_ns:
     """The schedule along the captured lanes; without arguments, the measured one."""
     duration = recording.duration_ns if duration_ns is None else duration_ns
     gap = recording.gap_ns if gap_ns is None else gap_ns
-    start, end, done = _loop(recording, recording.order.tolist(), recording.previous, duration, gap)
-    return Schedule(start, end, done, recording.lane)
+    return Schedule(*_lanes_loop(recording, duration, gap), recording.lane)
 
 
 def replay_unlimited(recording: Recording, duration_ns: Float | None = None, gap_ns: Float | None = None) -> Schedule:
     """The schedule on unlimited workers; its makespan is the longest path."""
     duration = recording.duration_ns if duration_ns is None else duration_ns
     gap = recording.dispatch_ns if gap_ns is None else np.maximum(gap_ns, 0.0)
-    nobody = np.full(len(recording), -1, np.int64)
-    start, end, done = _loop(recording, range(len(recording)), nobody, duration, gap)
-    return Schedule(start, end, done, nobody)
+    return Schedule(*_unlimited_loop(recording, duration, gap), np.full(len(recording), -1, np.int64))
 
 
 def replay_workers(
@@ -96,13 +92,13 @@ def replay_workers(
     by_rank = np.argsort(rank).tolist()
     ranks, waits = rank.tolist(), np.diff(recording.dependencies.offsets).tolist()
     gaps, durations, bodies = gap.tolist(), duration.tolist(), recording.bodies_ns(duration).tolist()
-    consumers = _consumers(recording)
+    consumers = recording.consumers
     start, end, done = [0.0] * len(waits), [0.0] * len(waits), [0.0] * len(waits)
     worker = [-1] * len(waits)
     ready = [ranks[i] for i, count in enumerate(waits) if count == 0]
     heapq.heapify(ready)
     free = list(range(workers))
-    # Events are (time, execution) when it ends and (time, ~execution) when its worker is free again.
+    # Events are (time, execution) when it ends, and (time, ~execution) when its worker is free again (and it ends, if it has no tail).
     events: list[tuple[float, int]] = []
     now = 0.0
     while ready or events:
@@ -112,7 +108,8 @@ def replay_workers(
             start[i] = now + gaps[i]
             end[i] = start[i] + bodies[i]
             done[i] = start[i] + durations[i]
-            heapq.heappush(events, (end[i], i))
+            if end[i] < done[i]:
+                heapq.heappush(events, (end[i], i))
             heapq.heappush(events, (done[i], ~i))
             if events[0][0] <= now:  # it took no time: what it frees may come before the rest of `ready`
                 break
@@ -122,8 +119,10 @@ def replay_workers(
         while events and events[0][0] <= now:
             i = heapq.heappop(events)[1]
             if i < 0:
-                heapq.heappush(free, worker[~i])
-                continue
+                i = ~i
+                heapq.heappush(free, worker[i])
+                if end[i] < done[i]:
+                    continue
             for consumer in consumers[i]:
                 waits[consumer] -= 1
                 if waits[consumer] == 0:
@@ -154,7 +153,7 @@ def makespans_ns(
         return np.array([replay_unlimited(recording, duration_ns[0], gap[0]).makespan_ns])
     batch = max(2, BATCH_VALUES // max(len(recording), 1))
     parts = [slice(at, at + batch) for at in range(0, len(duration_ns), batch)]
-    return np.concatenate([np.zeros(0), *(_pass(recording, duration_ns[p], gap[p]) for p in parts)])
+    return np.concatenate([np.zeros(0), *(_unlimited_pass(recording, duration_ns[p], gap[p]) for p in parts)])
 
 
 def critical_path(recording: Recording, schedule: Schedule, gap_ns: Float | None = None) -> list[int]:
@@ -172,16 +171,14 @@ def critical_path(recording: Recording, schedule: Schedule, gap_ns: Float | None
         path.append(binding)
 
 
-def _loop(
-    recording: Recording, order: Iterable[int], previous: Int64, duration: Float, gap: Float
-) -> tuple[Float, Float, Float]:  # fmt: skip
-    """Starts, ends and dones of one scenario: start = max(0, ends of dependencies, done of the lane's previous) + gap."""
+def _lanes_loop(recording: Recording, duration: Float, gap: Float) -> tuple[Float, Float, Float]:
+    """Starts, ends and dones along the lanes: start = max(0, ends of dependencies, done of the lane's previous) + gap."""
     count = len(recording)
-    producers, before = recording.producers, previous.tolist()
+    producers, before = recording.producers, recording.previous.tolist()
     gaps, durations, bodies = gap.tolist(), duration.tolist(), recording.bodies_ns(duration).tolist()
     start, end = [0.0] * count, [0.0] * count
     done = [0.0] * (count + 1)  # the last one stands for "no previous": index -1
-    for i in order:
+    for i in recording.order.tolist():
         free = done[before[i]]
         for p in producers[i]:
             ended = end[p]
@@ -193,23 +190,38 @@ def _loop(
     return np.array(start), np.array(end), np.array(done[:count])
 
 
-def _pass(recording: Recording, duration: Float, gap: Float) -> Float:
-    """Longest path of each scenario, `[scenarios]`: `_loop` on unlimited workers, with a row of scenarios in place of each number."""
-    durations = np.ascontiguousarray(duration.T)
+def _unlimited_loop(recording: Recording, duration: Float, gap: Float) -> tuple[Float, Float, Float]:
+    """Starts, ends and dones on unlimited workers: start = max(0, ends of dependencies) + gap, in the stored order."""
+    start: list[float] = []
+    end: list[float] = []
+    for producers, wait, body in zip(recording.producers, gap.tolist(), recording.bodies_ns(duration).tolist(), strict=True):
+        free = 0.0
+        for p in producers:
+            ended = end[p]
+            if ended > free:
+                free = ended
+        begun = free + wait
+        start.append(begun)
+        end.append(begun + body)
+    begun_ns = np.array(start)
+    return begun_ns, np.array(end), begun_ns + duration
+
+
+def _unlimited_pass(recording: Recording, duration: Float, gap: Float) -> Float:
+    """Longest path of each scenario, `[scenarios]`: `_unlimited_loop` with a row of scenarios in place of each number."""
     bodies = np.ascontiguousarray(recording.bodies_ns(duration).T)
-    gaps = gap.T
-    end = np.empty_like(durations)
-    last = np.zeros(len(duration))
+    shared = gap.strides[0] == 0
+    gaps = gap[0].tolist() if shared else np.ascontiguousarray(gap.T)
+    start, end = np.empty_like(bodies), np.empty_like(bodies)
+    nothing = np.zeros(len(duration))
     for i, producers in enumerate(recording.producers):
-        if not producers:
-            begun = np.zeros(len(duration)) + gaps[i]
-        elif len(producers) == 1:
-            begun = end[producers[0]] + gaps[i]
-        else:
-            begun = end[producers].max(axis=0) + gaps[i]
-        np.add(begun, bodies[i], out=end[i])
-        np.maximum(last, begun + durations[i], out=last)
-    return last
+        free = end[producers[0]] if producers else nothing
+        for p in producers[1:]:
+            free = np.maximum(free, end[p])
+        np.add(free, gaps[i], out=start[i])
+        np.add(start[i], bodies[i], out=end[i])
+    start += duration.T
+    return np.asarray(start.max(axis=0, initial=0.0))
 
 
 def _ranks(recording: Recording, duration: Float, gap: Float, priority: str) -> NDArray[np.int64]:
@@ -219,7 +231,7 @@ def _ranks(recording: Recording, duration: Float, gap: Float, priority: str) -> 
     elif priority == CRITICAL_PATH:
         ahead = (gap + duration).tolist()
         bodies = (gap + recording.bodies_ns(duration)).tolist()
-        for i, consumers in reversed(list(enumerate(_consumers(recording)))):
+        for i, consumers in reversed(list(enumerate(recording.consumers))):
             if consumers:
                 ahead[i] = max(ahead[i], bodies[i] + max(ahead[c] for c in consumers))
         order = np.argsort(-np.array(ahead), kind="stable")
@@ -228,11 +240,3 @@ def _ranks(recording: Recording, duration: Float, gap: Float, priority: str) -> 
     rank = np.empty(len(recording), np.int64)
     rank[order] = np.arange(len(recording))
     return rank
-
-
-def _consumers(recording: Recording) -> list[list[int]]:
-    result: list[list[int]] = [[] for _ in range(len(recording))]
-    for i, producers in enumerate(recording.producers):
-        for p in producers:
-            result[p].append(i)
-    return result

@@ -1,4 +1,4 @@
-"""Which executions a scenario is about: `Conv2D`, `layer:fc*`, `kind:conv`, `phase:backward`, `device:*GPU*`.
+"""Which executions a scenario is about, as text: `Conv2D`, `kind:conv`, `layer:fc*`, `phase:backward`, `device:*GPU*`, `name:*/Conv2D`.
 
 A plain name is an op type as TensorFlow spells it. `*`, `?` and `[...]` match as in a shell, case-sensitively. Only what ran can be
 selected; a pattern that selects nothing is an error that offers the nearest name.
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fathom_trace.errors import ScenarioError
 from fathom_trace.trace import Trace
 
-NOUNS = {"op": "op type", "kind": "kind", "layer": "layer", "phase": "phase", "device": "device"}
+NOUNS = {"op": "op type", "kind": "kind", "layer": "layer", "phase": "phase", "device": "device", "name": "node"}
 """What can be selected by, with the noun for messages."""
 
 NodeLabels = Mapping[str, Sequence[str]]
@@ -33,6 +33,7 @@ class TraceLabels(Mapping[str, Sequence[str]]):
             "kind": lambda: _kinds(trace),
             "layer": lambda: _layers(trace),
             "phase": lambda: _phases(trace),
+            "name": lambda: trace.node_names,
             "device": lambda: [trace.strings[i] for i in trace.nodes.device.tolist()],
         }
         self._made: dict[str, Sequence[str]] = {}
@@ -127,8 +128,11 @@ def parse_selection(text: str) -> Selection:
 
 
 def nearest(name: str, known: Mapping[str, str] | set[str]) -> str:
-    """The most similar known name, capitals apart; empty if none is similar."""
+    """The most similar known name, capitals apart: first one that begins alike to the end of either; empty if none is similar."""
     lowered = {k.lower(): k for k in sorted(known)}
+    begins = [k for k in lowered if min(len(k), len(name)) > 2 and (k.startswith(name.lower()) or name.lower().startswith(k))]
+    if begins:
+        return lowered[max(begins, key=lambda k: -abs(len(k) - len(name)))]
     close = difflib.get_close_matches(name.lower(), lowered, n=1, cutoff=0.5)
     return lowered[close[0]] if close else ""
 
