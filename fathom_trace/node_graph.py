@@ -32,6 +32,7 @@ MERGES = frozenset({"Merge", "RefMerge"})
 RESHAPES = frozenset({"Reshape", "Squeeze", "ExpandDims", "Cast", "Transpose", "ConjugateTranspose", "Bitcast", "Conj"})
 """Op types whose output holds the values of input 0 in another shape, order or dtype."""
 
+_METADATA_READERS = frozenset({"VarHandleOp", "VariableShape", "VarIsInitializedOp", "IsVariableInitialized"})
 _LIST_STEPS = HANDS_ON | MERGES | {"TensorListPopBack", "TensorListResize", "TensorListSetItem"}
 
 
@@ -171,15 +172,21 @@ class NodeGraph:
         values = self._stacks.get(self._follow(handle, frozenset()), [])
         return values[0] if len(values) == 1 else None
 
+    def values_read(self, node: int) -> list[int]:
+        """The variables whose values, not only shapes, a node reads."""
+        if self.ops[node] in _METADATA_READERS:
+            return []
+        table = self.trace.nodes
+        return list(table.read[table.row_values("read", node)].tolist())
+
     def variable(self, port: Port) -> int:
         """The variable whose value lies at `port`, be it reshaped, transposed or cast; -1 if it is not one variable's."""
-        reads = self.trace.nodes
         for _ in range(64):
             port = self.origin(port)
             node = port[0]
-            read = reads.read[reads.row_values("read", node)]
-            if self.ops[node] in ("ReadVariableOp", "_ReadVariablesOp", "VariableV2", "Variable") and len(read):
-                return int(read[min(port[1], len(read) - 1)])
+            read = self.values_read(node)
+            if self.ops[node] in ("ReadVariableOp", "_ReadVariablesOp", "VariableV2", "Variable") and read:
+                return read[min(port[1], len(read) - 1)]
             if self.ops[node] not in RESHAPES or not self.producers[node]:
                 return -1
             port = self.producers[node][0]

@@ -4,7 +4,8 @@ From the graph, where the step names its loss and the trace knows which variable
 
 * *forward* is what the loss (or the logits) is computed from.
 * *optimizer* is what writes trained variables and their slots, and what reads only gradients, slots and hyper-parameters on the way
-  there: clipping, loss unscaling, bias correction, decoupled weight decay, counters.
+  there: clipping, loss unscaling, bias correction, decoupled weight decay, counters. What it reads and the step writes is a slot,
+  declared or not.
 * *backward* is what else the optimizer's inputs are computed from. It includes the gradient of a weight-decay term in the loss, the
   sum of a variable's partial gradients, and keeping a loop's values for its gradient, since no inference does that.
 * *other* is the rest: metrics, running averages, plumbing that ends in nothing.
@@ -124,21 +125,43 @@ class _Roles:
     """Phases from the graph and the step's roles."""
 
     def __init__(self, trace: Trace, graph: NodeGraph, writers: NDArray[np.int64]) -> None:
-        self.trace, self.graph, self.writers = trace, graph, writers
-        is_writer = np.zeros(len(graph), bool)
-        is_writer[writers] = True
-        forward = graph.ancestors(self._fetched("loss", "logits")) & ~is_writer
-        # What the optimizer's inputs are computed from beyond the forward pass: the backward pass and the optimizer's own arithmetic.
-        beyond = graph.ancestors([*writers.tolist(), *self._fetched("gradient_norm")]) & ~forward & ~is_writer
-        touches = self._reading(beyond, self._activations(forward))
-        backward = graph.ancestors(np.flatnonzero(touches).tolist(), inside=beyond) & beyond
-        rest = beyond & ~backward
-        optimizer = self._optimizer_part(rest, backward)
+        self.trace, self.graph = trace, graph
+        self.is_writer = np.zeros(len(graph), bool)
+        self.is_writer[writers] = True
+        forward = graph.ancestors(self._fetched("loss", "logits")) & ~self.is_writer
+        activations = self._activations(forward)
+        while True:
+            backward, optimizer = self._beyond(forward, activations)
+            kept = self._keepers(optimizer) & ~forward & ~self.is_writer
+            if not kept.any():
+                break
+            self.is_writer |= kept
         self.codes = np.full(len(graph), OTHER, np.int8)
         self.codes[forward] = FORWARD
-        self.codes[backward | (rest & ~optimizer)] = BACKWARD
-        self.codes[optimizer | is_writer] = OPTIMIZER
+        self.codes[backward] = BACKWARD
+        self.codes[optimizer | self.is_writer] = OPTIMIZER
         self.codes[self._hyper_parameter_updates()] = OPTIMIZER
+
+    def _beyond(self, forward: Mask, activations: Mask) -> tuple[Mask, Mask]:
+        """What the writers' inputs are computed from beyond the forward pass: the backward pass, and the optimizer's own arithmetic."""
+        ends = [*np.flatnonzero(self.is_writer).tolist(), *self._fetched("gradient_norm")]
+        beyond = self.graph.ancestors(ends) & ~forward & ~self.is_writer
+        touches = self._reading(beyond, activations)
+        backward = self.graph.ancestors(np.flatnonzero(touches).tolist(), inside=beyond) & beyond
+        rest = beyond & ~backward
+        optimizer = self._optimizer_part(rest, backward)
+        return backward | (rest & ~optimizer), optimizer
+
+    def _keepers(self, optimizer: Mask) -> Mask:
+        """The nodes that write what the optimizer reads: slots that nobody declared, counters, rates."""
+        nodes = self.trace.nodes
+        reader = np.repeat(np.arange(len(nodes)), np.diff(nodes.read_offsets))
+        writer = np.repeat(np.arange(len(nodes)), np.diff(nodes.write_offsets))
+        state = np.zeros(len(self.trace.variables), bool)
+        state[nodes.read[optimizer[reader]]] = True
+        found = np.zeros(len(nodes), bool)
+        found[writer[state[nodes.write] & ~self.trace.variables.trainable[nodes.write]]] = True
+        return found
 
     def _fetched(self, *roles: str) -> list[int]:
         table = self.trace.interface
@@ -155,16 +178,12 @@ class _Roles:
             found[node] = any(values[producer] for producer, _ in self.graph.producers[node])
         return found
 
-    def _read_variables(self, node: int) -> list[int]:
-        table = self.trace.nodes
-        return list(table.read[table.row_values("read", node)].tolist())
-
     def _activations(self, forward: Mask) -> Mask:
         """Forward values whose use proves a gradient: all but resource handles and the values of hyper-parameters."""
         found = forward.copy()
         trainable = self.trace.variables.trainable
         for node in np.flatnonzero(forward).tolist():
-            read = self._read_variables(node)
+            read = self.graph.values_read(node)
             is_handle = self.graph.ops[node] in ("VarHandleOp", "_VarHandlesOp", "VariableV2", "Variable")
             if is_handle or (read and not any(trainable[v] for v in read)):
                 found[node] = False
@@ -177,7 +196,7 @@ class _Roles:
         seeds = [
             node
             for node in np.flatnonzero(rest).tolist()
-            if self._read_variables(node) or (gradients[node] and self._reads_whole_gradients(node, backward | gradients))
+            if self.graph.values_read(node) or (gradients[node] and self._reads_whole_gradients(node, backward | gradients))
         ]
         optimizer = graph.descendants(seeds, inside=rest) & rest
         forming = (gradients & ~optimizer) | backward
@@ -187,11 +206,14 @@ class _Roles:
         return np.asarray(optimizer | (serving & ~serves_backward))
 
     def _reads_whole_gradients(self, node: int, is_gradient: Mask) -> bool:
-        """True if the node does more than form a gradient, and every gradient it reads has the shape of a trained variable."""
+        """True if the node does more than form a gradient, and what it reads is the gradient of one trained variable.
+
+        A product of two backward values is still backward, such as the chain rule's last step for a penalty on a kernel.
+        """
         if self.graph.ops[node] in _FORMING or kind(self.graph.ops[node]) == "control":
             return False
-        read = [port for port in self.graph.producers[node] if is_gradient[port[0]]]
-        return bool(read) and all(self._is_variable_shaped(port) for port in read)
+        read = {port for port in self.graph.producers[node] if is_gradient[port[0]]}
+        return len(read) == 1 and self._is_variable_shaped(read.pop())
 
     def _is_variable_shaped(self, port: Port) -> bool:
         shape = self.graph.shape(port)
@@ -207,24 +229,32 @@ class _Roles:
 
     @property
     def _row_shapes(self) -> frozenset[tuple[int, ...]]:
-        """Shapes of one row of the variables that are updated by rows, whose gradients are rows and indices."""
+        """Shapes of one row of the trained variables that are read by rows, whose gradients are rows and indices."""
         if not hasattr(self, "_known_rows"):
-            nodes = self.trace.nodes
-            by_rows = [w for w in self.writers.tolist() if "Sparse" in self.graph.ops[w] or "Scatter" in self.graph.ops[w]]
-            written = {v for w in by_rows for v in nodes.write[nodes.row_values("write", w)].tolist()}
-            self._known_rows = frozenset(shape[1:] for shape in self._shapes_of(sorted(written)) if len(shape) > 1)
+            by_rows = {v for node, op in enumerate(self.graph.ops) if kind(op) == "embedding" for v in self._looked_up(node)}
+            self._known_rows = frozenset(shape[1:] for shape in self._shapes_of(sorted(by_rows)) if len(shape) > 1)
         return self._known_rows
+
+    def _looked_up(self, node: int) -> set[int]:
+        """The trained variables whose rows a gather reads."""
+        found = {*self.graph.values_read(node), *(self.graph.variable(port) for port in self.graph.producers[node][:1])}
+        return {v for v in found if v >= 0 and self.trace.variables.trainable[v]}
 
     def _shapes_of(self, variables: Sequence[int]) -> list[tuple[int, ...]]:
         return [self.trace.shapes[int(self.trace.variables.shape[v])] for v in variables]
 
     def _hyper_parameter_updates(self) -> NDArray[np.int64]:
-        """Nodes so far of no phase by which a variable is updated from gradients and hyper-parameters only, such as a step counter."""
-        trace, graph = self.trace, self.graph
-        writes = np.diff(trace.nodes.write_offsets) > 0
+        """Nodes so far of no phase by which a variable is updated from gradients and hyper-parameters only, such as a step counter.
+
+        What the forward pass reads, such as the state of a random generator, is no hyper-parameter.
+        """
+        nodes, graph = self.trace.nodes, self.graph
         is_other = self.codes == OTHER
+        forward_state = {v for n in np.flatnonzero(self.codes == FORWARD).tolist() for v in graph.values_read(n)}
         found = np.zeros(len(graph), bool)
-        for node in np.flatnonzero(writes & is_other).tolist():
+        for node in np.flatnonzero((np.diff(nodes.write_offsets) > 0) & is_other).tolist():
+            if forward_state & set(nodes.write[nodes.row_values("write", node)].tolist()):
+                continue
             own = graph.ancestors([node], inside=is_other)
             if all(
                 self._is_hyper(n) and all(own[p[0]] or self._may_read(p) for p in graph.producers[n])
@@ -245,4 +275,4 @@ class _Roles:
         op = self.graph.ops[node]
         if kind(op) == "random" or op in ("_Arg", "_DeviceArg", "Placeholder", "PlaceholderWithDefault", "_Recv"):
             return False
-        return not any(self.trace.variables.trainable[v] for v in self._read_variables(node))
+        return not any(self.trace.variables.trainable[v] for v in self.graph.values_read(node))
