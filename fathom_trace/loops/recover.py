@@ -17,6 +17,7 @@ from fathom_trace import tables
 from fathom_trace.errors import TraceError
 from fathom_trace.loops.einsum import einsum_nest
 from fathom_trace.loops.nests import BATCHED_GEMM, FILTER_GRAD, FORWARD, GEMM, INPUT_GRAD, Axis, ConvolutionNest, GemmNest, LoopNest
+from fathom_trace.ops import kind
 from fathom_trace.trace import Trace
 
 Shape = tuple[int, ...]
@@ -41,16 +42,13 @@ CONVOLUTIONS = {
 """Op type, without the prefixes and suffixes of fused and oneDNN kernels, to the role of its nest."""
 
 MATMULS = ("MatMul", "SparseMatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
-OPAQUE = (
-    "StatefulPartitionedCall", "PartitionedCall", "XlaLaunch", "XlaLaunchV2", "_XlaRun",
-    "While", "StatelessWhile", "If", "StatelessIf",
-)  # fmt: skip
+PRODUCT_KINDS = frozenset({"conv", "conv_filter_grad", "conv_input_grad", "gemm", "batched_gemm", "recurrent", "opaque", "unknown"})
+"""Kinds of ops that do, or may do, multiply-accumulates."""
 
 NOT_A_PRODUCT = "neither a convolution nor a matrix product"
 AXIS_OF_LETTER = {"D": "depth", "H": "height", "W": "width"}
 
 _SPELLING = re.compile(r"_*(?:Mkl)?(?:Dummy)?(?:Native)?(PadWith)?(?:Fused)?(\w+?)(?:WithBias)?")
-_PRODUCT_INSIDE = re.compile(r"Conv(?!ert)|MatMul|Einsum|LSTM|GRU|RNN|XlaDot|Attention")
 
 
 def base_op(op: str) -> tuple[str, bool]:
@@ -70,16 +68,16 @@ def has_nest(op: str) -> bool:
 
 def is_unknown(op: str) -> bool:
     """True for op types that do, or may do, multiply-accumulates that no loop nest here states: their MACs are unknown, not zero."""
-    return not has_nest(op) and (op in OPAQUE or _PRODUCT_INSIDE.search(op) is not None)
+    return not has_nest(op) and kind(op) in PRODUCT_KINDS
 
 
 def reason_without_nest(op: str) -> str:
     """Why an op type has no loop nest."""
-    if op in OPAQUE:
+    if not is_unknown(op):
+        return NOT_A_PRODUCT
+    if kind(op) == "opaque":
         return "a call whose inner ops are not in the trace: its MACs are unknown"
-    if is_unknown(op):
-        return "no loop nest is known for this op type: its MACs are unknown"
-    return NOT_A_PRODUCT
+    return "no loop nest is known for this op type: its MACs are unknown"
 
 
 def loop_nest(trace: Trace, execution: int) -> LoopNest | None:
