@@ -10,18 +10,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fathom_trace.errors import ExportError, TraceFileError
+from fathom_trace.store import format_of
+from fathom_trace.store.files import check_replaceable
 
 
 def check_file(path: Path, force: bool) -> Path:
-    """`path`, where a file can be written.
+    """`path`, where a trace can be written.
 
     Raises:
-        TraceFileError: something is in the way, or the folder does not exist or cannot be written.
+        TraceFileError: the suffix is unknown, something is in the way, or the folder does not exist or cannot be written.
     """
-    if path.is_dir():
-        raise TraceFileError(f"{path} is a folder; give a file name with -o")
-    if path.exists() and not force:
-        raise TraceFileError(f"{path} exists; pass --force to replace it")
+    format_of(path)
+    check_replaceable(path, force)
     _check_writable(path)
     return path
 
@@ -52,7 +52,9 @@ def _check_writable(path: Path) -> None:
         with tempfile.TemporaryFile(dir=parent):
             pass
     except OSError as error:
-        raise TraceFileError(f"cannot write {path}: the folder {parent} refuses files ({error.strerror}); choose another with -o") from None
+        raise TraceFileError(
+            f"cannot write {path}: the folder {parent} refuses files ({error.strerror}); choose another with -o"
+        ) from None
 
 
 @contextmanager

@@ -18,7 +18,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "units", "tables", "generated"),
     ("trace", "builder", "checks", "options"),
     ("registry",),
-    ("ops", "node_graph", "phases", "layers", "costs", "loops", "addresses", "profile", "workload", "parameters", "data", "exporter"),
+    ("ops", "scopes", "node_graph", "phases", "layers", "costs", "loops", "addresses", "profile", "workload", "parameters", "data", "exporter"),
     ("store", "whatif", "report", "capture", "workloads", "exporters"),
     ("destination", "terminal", "arguments", "summary", "exporting", "commands", "cli", "__main__", "__init__"),
 )

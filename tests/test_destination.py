@@ -44,13 +44,20 @@ def test_an_existing_file_needs_force(tmp_path: Path) -> None:
     [
         ("/nowhere/at/all/a.h5", "the folder /nowhere/at/all does not exist; make it, or choose another with -o"),
         ("/proc/a.h5", r"the folder /proc refuses files \(.+\); choose another with -o"),
-        ("/proc", "/proc is a folder; give a file name with -o"),
     ],
 )
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder that even root cannot write")
 def test_a_place_that_cannot_be_written_is_refused(path: str, message: str) -> None:
     with pytest.raises(FathomError, match=message):
         check_file(Path(path), force=True)
+
+
+def test_what_cannot_be_a_trace_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "folder.h5").mkdir()
+    with pytest.raises(FathomError, match=r"folder\.h5 is a folder; give the name of a file"):
+        check_file(tmp_path / "folder.h5", force=True)
+    with pytest.raises(FathomError, match=r"a\.csv is not a trace's file name; give it the suffix \.h5"):
+        check_file(tmp_path / "a.csv", force=True)
 
 
 def test_a_folder_of_an_earlier_export_needs_force(earlier: Path) -> None:

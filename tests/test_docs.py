@@ -11,11 +11,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from small import diamond
 
 import fathom_trace
 from fathom_trace.cli import COMMANDS, command_parser
 from fathom_trace.store import save
-from tests.small import diamond
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")

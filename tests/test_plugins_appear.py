@@ -14,9 +14,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from small import diamond
+from test_exporter_contract import MADE_UP as EXPORTER
 
 from fathom_trace.store import save
-from tests.small import diamond
 
 ROOT = Path(__file__).parents[1]
 
@@ -78,43 +79,6 @@ def read_data(folder, options, mode, batch_size, seed):
     raise DataError(f"{folder}: the made-up workload reads no data; leave --data out")
 '''
 
-EXPORTER = '''"""A count of executions, made up by a test."""
-
-from dataclasses import dataclass
-
-import numpy as np
-
-from fathom_trace.exporter import OWN_GRAMMAR, CheckReport, ExportReport, Skipped, Target
-
-TARGET = Target("nothing", "1", "made up", OWN_GRAMMAR, "a number in a file", "read it")
-
-
-@dataclass(frozen=True)
-class Options:
-    """No options."""
-
-
-def write(trace, folder, options):
-    """Write how many executions there are; all of them are skipped."""
-    rows = trace.structure_rows(trace.main_structure)
-    (folder / "count.txt").write_text(f"{rows.stop - rows.start}\\n")
-    durations = trace.median_durations(trace.main_structure)
-    ops = np.array([trace.node_ops[n] for n in trace.executions.node[rows].tolist()])
-    skipped = tuple(
-        Skipped(str(op), "only counted", int((ops == op).sum()), 0, float(durations[ops == op].sum())) for op in np.unique(ops)
-    )
-    return ExportReport("made_up", TARGET, ("count.txt",), (), skipped, {})
-
-
-def check(folder):
-    """The number must be one."""
-    try:
-        text = (folder / "count.txt").read_text()
-    except OSError as error:
-        return CheckReport((), {}, (f"count.txt cannot be read: {error}",))
-    return CheckReport(("count.txt",), {"count": text.strip()}, () if text.strip().isdecimal() else ("count.txt holds no number",))
-'''
-
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -144,7 +108,10 @@ def passed(checkout: Path, test: str) -> set[str]:
 
 @pytest.mark.parametrize(
     ("kind", "summary"),
-    [("workloads", "A linear model, made up by a test"), ("exporters", "A count of executions, made up by a test")],
+    [
+        ("workloads", "A linear model, made up by a test"),
+        ("exporters", "Made-up format: a line of name and duration for each execution"),
+    ],
 )
 def test_it_is_listed_and_described(checkout: Path, tmp_path: Path, kind: str, summary: str) -> None:
     listed = run(checkout, tmp_path, "-m", "fathom_trace", kind)
@@ -155,18 +122,20 @@ def test_it_is_listed_and_described(checkout: Path, tmp_path: Path, kind: str, s
     assert json.loads(described.stdout)["description"].startswith(summary)
 
 
-def test_the_exporter_exports_and_checks(checkout: Path, tmp_path: Path) -> None:
+def test_the_exporter_exports_checks_and_feeds_results_back(checkout: Path, tmp_path: Path) -> None:
+    """A 10 us, then B 50 us beside C 30 us, then D 10 us. The target answers 10, 5, 30 and 10 cycles of 1 us: 50 us remain."""
     save(diamond(), tmp_path / "diamond.h5")
     done = run(checkout, tmp_path, "-m", "fathom_trace", "export", "diamond.h5", "made-up")
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "diamond-made_up" / "count.txt").read_text() == "4\n"
-    assert run(checkout, tmp_path, "-m", "fathom_trace", "check", "diamond-made_up").returncode == 0
-    (tmp_path / "diamond-made_up" / "count.txt").write_text("four")
-    assert run(checkout, tmp_path, "-m", "fathom_trace", "check", "diamond-made_up").returncode == 1
-
-
-def test_the_exporter_contract_tests_run_over_it(checkout: Path) -> None:
-    assert passed(checkout, "test_exporter_contract")
+    exported = tmp_path / "diamond-made_up"
+    assert (exported / "made_up.txt").read_text() == "A 10000\nB 50000\nC 30000\nD 10000\nend\n"
+    assert run(checkout, tmp_path, "-m", "fathom_trace", "check", exported.name).returncode == 0
+    (exported / "results").write_text("10\n5\n30\n10\n")
+    words = ("whatif", "diamond.h5", "--from", exported.name, "--clock", "1MHz", "--json")
+    projected = json.loads(run(checkout, tmp_path, "-m", "fathom_trace", *words).stdout)
+    assert {e["method"]: e["after_ns"] for e in projected["estimates"]} == {"amdahl": 55_000, "replay": 50_000, "unlimited": 50_000}
+    (exported / "made_up.txt").write_text("cut off")
+    assert run(checkout, tmp_path, "-m", "fathom_trace", "check", exported.name).returncode == 1
 
 
 @pytest.mark.capture

@@ -48,5 +48,5 @@ def run(arguments: argparse.Namespace) -> int:
         indent="  ",
     )
     print("\noptions (--set name=value)")
-    print_pairs([(f"{o.name}={o.default}", f"{o.type}. {o.doc}") for o in options], indent="  ")
+    print_pairs([(f"{o.name}={o.default}", f"{o.doc} ({o.type})") for o in options], indent="  ")
     return 0

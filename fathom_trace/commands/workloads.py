@@ -68,5 +68,5 @@ def _print(name: str, workload: ModuleType) -> None:
         closing = ")" if spec.dtype.startswith(("float", "bfloat")) else "]"
         print(f"  {spec.name}: {spec.dtype} {list(spec.shape)} in [{spec.low:g}, {spec.high:g}{closing} {spec.doc}".rstrip())
     print(f"\noptions (--set name=value), with the values of preset {DEFAULT_PRESET}")
-    print_pairs([(f"{o.name}={o.default}", f"{o.type}. {o.doc}") for o in describe_options(default.options)], indent="  ")
+    print_pairs([(f"{o.name}={o.default}", f"{o.doc} ({o.type})") for o in describe_options(default.options)], indent="  ")
     print(f"\ndata (--data DIR)\n  {workload.DATA_FORMAT}")
