@@ -183,6 +183,18 @@ def test_critical_path_first_beats_the_captured_order_where_that_is_unlucky() ->
     assert replay_workers(recording, 2, priority=CRITICAL_PATH).makespan_ns == 5
 
 
+def test_critical_path_counts_what_comes_after() -> None:
+    """On 2 workers a (3), b (3), c (1) before d (6): c and a first, d from 1 to 7; longest first would start d at 4."""
+    recording = recording_of([3, 3, 1, 6], [[], [], [], [2]])
+    assert replay_workers(recording, 2, priority=CRITICAL_PATH).start_ns.tolist() == [0, 3, 0, 1]
+
+
+def test_what_an_execution_without_time_frees_comes_before_later_ones() -> None:
+    """On 2 workers: z (0) frees a (5) and b (5), which stand before c (5) in the order."""
+    recording = recording_of([0, 5, 5, 5], [[], [0], [0], []])
+    assert replay_workers(recording, 2).start_ns.tolist() == [0, 0, 0, 5]
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_critical_path_adds_up_to_the_makespan(seed: int) -> None:
     recording = random_recording(random.Random(seed), 40, gaps=True, tails=True, shortest=1)

@@ -112,8 +112,7 @@ def project_sweep(trace: Trace, sweep: Sweep, scenario: Scenario | None = None, 
     scenario = scenario or Scenario()
     base = base_of(trace, settings or Settings())
     first = scenario.then(sweep.changes[0]).apply(base.recording, base.executed)
-    before_sweep = scenario.apply(base.recording, base.executed)
-    limit = replace(before_sweep, duration_ns=np.where(first.masks[-1], 0.0, before_sweep.duration_ns))
+    limit = replace(first, duration_ns=np.where(first.masks[-1], 0.0, first.duration_ns))
     batch = max(1, BATCH_VALUES // max(len(base.recording), 1))
     rows: list[tuple[Estimate, Estimate, Estimate]] = []
     for at in range(0, sweep.points, batch):
