@@ -14,7 +14,9 @@ from fathom_trace.errors import OptionError
 from fathom_trace.trace import Trace
 from fathom_trace.workload import DEFAULT_PRESET, choose_mode, choose_preset
 
-__all__ = ["CaptureRequest", "Plan", "Progress", "capture", "capture_workload"]
+__all__ = ["CaptureRequest", "Plan", "Progress", "capture", "capture_request", "capture_workload", "is_target"]
+
+TARGET_SUFFIXES = (".keras", ".h5", ".hdf5", ".py")
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and of how much; never from another thread."""
@@ -43,7 +45,11 @@ class Plan:
 
 @dataclass(frozen=True)
 class CaptureRequest:
-    """A workload and how to run it, as the command line says it. `batch_size` 0 takes the preset's."""
+    """A program and how to run it, as the command line says it. `batch_size` 0 takes the workload preset's.
+
+    `workload` is the name of one, or a user's program: a Keras file, a SavedModel folder or `file.py:callable`. For those, `shapes`
+    fixes the free dimensions of inputs, `signature` picks one of a SavedModel, `loss` and `optimizer` are for training a Keras model.
+    """
 
     workload: str
     mode: str = "training"
@@ -54,6 +60,30 @@ class CaptureRequest:
     data: Path | None = None
     plan: Plan = field(default_factory=Plan)
     command_line: str = ""
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    signature: str = ""
+    loss: str = ""
+    optimizer: str = ""
+
+
+def is_target(text: str) -> bool:
+    """True when `text` names a file, a folder or a callable in a file, rather than a workload."""
+    return "/" in text or ":" in text or Path(text).suffix in TARGET_SUFFIXES or Path(text).is_dir()
+
+
+def capture_request(request: CaptureRequest, progress: Progress = _ignore) -> Trace:
+    """Capture a workload or a user's program, whichever `request.workload` names; see `capture_workload` for the errors."""
+    if not is_target(request.workload):
+        return capture_workload(request, progress)
+    from fathom_trace.capture.environment import import_tensorflow
+
+    choose_mode(request.mode)
+    if request.settings or request.data:
+        raise OptionError("--set and --data are for the workloads; a program of your own takes --shape, --loss and --optimizer")
+    import_tensorflow(request.plan.stage)
+    from fathom_trace.capture.run import run_target
+
+    return run_target(request, progress)
 
 
 def capture_workload(request: CaptureRequest, progress: Progress = _ignore) -> Trace:
@@ -76,6 +106,8 @@ def capture_workload(request: CaptureRequest, progress: Progress = _ignore) -> T
     import_tensorflow(request.plan.stage)
     from fathom_trace.capture.run import run_workload
 
+    if request.shapes or request.signature or request.loss or request.optimizer:
+        raise OptionError(f"--shape, --signature, --loss and --optimizer are for programs of your own; '{name}' takes --set")
     workload = REGISTRY.load(name)
     preset = choose_preset(workload, request.preset, name)
     options = apply_settings(preset.options, request.settings, name)

@@ -67,8 +67,7 @@ def lift(concrete: Any, input_names: Sequence[str], known: Sequence[KnownVariabl
     `is_serialised` sets every loop's `parallel_iterations` to 1; without it the graph serves for timing only.
 
     Raises:
-        CaptureError: the function captures something that a session cannot be given (a table, an iterator), or an input has a free
-            dimension.
+        CaptureError: the function captures something that a session cannot be given (a table, an iterator).
     """
     graph_def = concrete.graph.as_graph_def()
     if is_serialised:
@@ -96,9 +95,6 @@ def lift(concrete: Any, input_names: Sequence[str], known: Sequence[KnownVariabl
             else:
                 dense[internal.name] = np.asarray(external.numpy())
         tf.graph_util.import_graph_def(graph_def, input_map=input_map, name="")
-    for tensor in placeholders[:split]:
-        if tensor.dtype not in (tf.resource, tf.variant) and not tensor.shape.is_fully_defined():
-            raise CaptureError(f"input '{tensor.op.name}' has free dimensions {tensor.shape}; give it a concrete shape")
     at = graph.get_tensor_by_name
     return Lifted(
         graph=graph,
@@ -135,9 +131,7 @@ def _variable_names(concrete: Any, known: Sequence[KnownVariable]) -> dict[int, 
     return result
 
 
-def _variable(
-    external: Any, internal: Any, names: Mapping[int, tuple[str, KnownVariable]], scope: str
-) -> tuple[LiftedVariable, Any]:
+def _variable(external: Any, internal: Any, names: Mapping[int, tuple[str, KnownVariable]], scope: str) -> tuple[LiftedVariable, Any]:
     data = getattr(external, "_handle_data", None)
     if data is None or not data.is_set or len(data.shape_and_type) != 1:
         raise CaptureError(

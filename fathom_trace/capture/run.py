@@ -21,6 +21,7 @@ from fathom_trace.capture.lift import LOOP_OPS, KnownVariable, Lifted, lift
 from fathom_trace.capture.provenance import available_cores, describe
 from fathom_trace.capture.session import Runner
 from fathom_trace.capture.stepstats import Signatures, StepRecords, read_step
+from fathom_trace.capture.targets import TargetRequest, load_target
 from fathom_trace.errors import CaptureError
 from fathom_trace.trace import Trace
 from fathom_trace.workload import Program, synthetic_inputs
@@ -93,6 +94,39 @@ def run_workload(name: str, workload: Any, options: Any, batch_size: int, reques
         },
     )
     return _capture(subject, plan, threads, progress)
+
+
+def run_target(request: CaptureRequest, progress: Progress) -> Trace:
+    """Open a user's program and capture it."""
+    threads = _set_threads(request.plan)
+    progress("opening", 0, 1)
+    program = load_target(
+        TargetRequest(
+            target=request.workload,
+            mode=request.mode,
+            batch_size=request.batch_size,
+            shapes=request.shapes,
+            signature=request.signature,
+            loss=request.loss,
+            optimizer=request.optimizer,
+            seed=request.seed,
+        )
+    )
+    progress("opening", 1, 1)
+    provenance = {
+        "workload": request.workload,
+        "form": program.form,
+        "mode": request.mode,
+        "preset": "",
+        "options": {"shapes": {k: list(v) for k, v in request.shapes.items()}, "loss": request.loss, "optimizer": request.optimizer},
+        "batch_size": request.batch_size,
+        "seed": request.seed,
+        "data": "synthetic",
+        "command_line": request.command_line,
+    }
+    roles = {n: n for n in t.ROLES} | dict(program.roles)
+    subject = Subject(program.concrete, program.input_names, program.batches, program.known, roles, True, provenance)
+    return _capture(subject, request.plan, threads, progress)
 
 
 def run_function(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str, plan: Plan, progress: Progress) -> Trace:

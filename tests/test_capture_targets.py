@@ -1,0 +1,128 @@
+"""Can a user's own program be captured: Keras files, SavedModels, callables?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fathom_trace.capture import CaptureRequest, Plan, capture_request
+from fathom_trace.checks import check
+from fathom_trace.errors import CaptureError, OptionError, UnknownNameError
+from fathom_trace.trace import Trace
+
+pytestmark = pytest.mark.capture
+
+tf = pytest.importorskip("tensorflow")
+keras = pytest.importorskip("keras")
+QUICK = Plan(steps=1, warmup=0)
+
+
+def shapes(trace: Trace, op: str) -> list[tuple[int, ...] | None]:
+    return [trace.output_shape(e) for e, n in enumerate(trace.executions.node.tolist()) if trace.node_ops[n] == op]
+
+
+def request(target: object, **more: object) -> Trace:
+    return capture_request(CaptureRequest(str(target), plan=QUICK, **{"mode": "inference", **more}))
+
+
+@pytest.fixture(scope="module")
+def free_shape(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("keras") / "free.keras"
+    keras.Sequential([keras.Input((None, None, 3), name="image"), keras.layers.Conv2D(4, 3, use_bias=False)]).save(path)
+    return path
+
+
+def test_free_dimensions_are_fixed_by_the_user(free_shape: Path) -> None:
+    """Case A29: batch 2, 10 x 12 gives an output of [2,8,10,4]."""
+    assert shapes(request(free_shape, shapes={"image": (2, 10, 12, 3)}), "Conv2D") == [(2, 8, 10, 4)]
+
+
+@pytest.mark.parametrize("more", [{}, {"batch_size": 2}])
+def test_a_free_dimension_is_an_error_that_names_it(free_shape: Path, more: dict[str, int]) -> None:
+    with pytest.raises(CaptureError, match=r"input 'image' has shape \[[?2],\?,\?,3\].*--shape image=[28],8,8,3"):
+        request(free_shape, **more)
+
+
+def test_a_shape_that_does_not_fit_is_refused(free_shape: Path) -> None:
+    with pytest.raises(CaptureError, match=r"does not fit the input's own shape \[\?,\?,\?,3\]"):
+        request(free_shape, shapes={"image": (2, 10, 12, 4)})
+    with pytest.raises(UnknownNameError, match="did you mean 'image'"):
+        request(free_shape, shapes={"imag": (2, 10, 12, 3)})
+
+
+def test_saved_model_by_signature(tmp_path: Path) -> None:
+    """Case A28: Dense(5, no bias) on [None,6]; batch 4 gives [4,5], weights [6,5]."""
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(5, use_bias=False)])
+    model.export(tmp_path / "model", verbose=False)
+    trace = request(tmp_path / "model", signature="serving_default", batch_size=4)
+    assert shapes(trace, "MatMul") == [(4, 5)]
+    assert [trace.shapes[int(s)] for s in trace.variables.shape] == [(6, 5)]
+    assert trace.provenance["form"] == "SavedModel signature serving_default"
+    with pytest.raises(UnknownNameError, match="no signature of"):
+        request(tmp_path / "model", signature="serving_defalt", batch_size=4)
+    with pytest.raises(CaptureError, match="--mode inference"):
+        request(tmp_path / "model", mode="training", batch_size=4)
+
+
+def test_recurrent_layer_counts_every_step(tmp_path: Path) -> None:
+    """Case B7: LSTM(4), T=5, 3 features, batch 2: 10 products, 5 of [2,3][3,16] and 5 of [2,4][4,16]."""
+    keras.Sequential([keras.Input((5, 3)), keras.layers.LSTM(4)]).save(tmp_path / "lstm.keras")
+    trace = request(tmp_path / "lstm.keras", batch_size=2)
+    products = [e for e, n in enumerate(trace.executions.node.tolist()) if trace.node_ops[n] == "MatMul"]
+    assert len(products) == 10
+    assert len({int(trace.executions.node[e]) for e in products}) == 2
+    macs = 0
+    for e in products:
+        rows, inner = trace.shapes[int(trace.tensors.shape[trace.inputs(e)[0]])]
+        macs += rows * inner * 16
+    assert 2 * macs == 2_240
+    assert check(trace).complete
+
+
+def test_training_a_keras_file(tmp_path: Path) -> None:
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(6, activation="relu", name="hidden"), keras.layers.Dense(3)])
+    model.save(tmp_path / "m.keras")
+    options = {"mode": "training", "batch_size": 4, "loss": "sparse_categorical_crossentropy", "optimizer": "adam"}
+    trace = request(tmp_path / "m.keras", **options)
+    found = check(trace)
+    assert (found.causality_violations, found.unresolved_inputs, found.complete) == (0, 0, True)
+    names = [trace.strings[int(v)] for v in trace.variables.variable_name]
+    slots = {names[i]: names[int(o)] for i, o in enumerate(trace.variables.slot_of.tolist()) if o >= 0}
+    assert {"hidden/kernel", "hidden/bias"} <= set(slots.values())
+    assert sum(trace.variables.trainable) == 4, "two kernels, two biases"
+    roles = {
+        trace.strings[int(n)]: trace.strings[int(r)] for n, r in zip(trace.interface.user_name, trace.interface.role, strict=True)
+    }
+    assert roles["loss"] == "loss"
+    assert roles["label"] == "label"
+    with pytest.raises(CaptureError, match="needs --loss"):
+        request(tmp_path / "m.keras", mode="training", batch_size=4)
+
+
+def test_callables_in_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import numpy as np, tensorflow as tf\n"
+        "@tf.function(input_signature=[tf.TensorSpec([None, 3], tf.float32, name='x')])\n"
+        "def signed(x):\n    return {'logits': tf.matmul(x, tf.ones([3, 2]))}\n"
+        "def with_example():\n    return (lambda x: tf.nn.relu(x)), [np.ones([5, 2], np.float32)]\n"
+        "def nothing():\n    return 3\n"
+    )
+    assert shapes(request(f"{file}:signed", batch_size=7), "MatMul") == [(7, 2)]
+    assert shapes(request(f"{file}:with_example"), "Relu") == [(5, 2)]
+    with pytest.raises(UnknownNameError, match="did you mean 'signed'"):
+        request(f"{file}:sined")
+    with pytest.raises(CaptureError, match="gave a int"):
+        request(f"{file}:nothing")
+
+
+def test_what_is_no_program_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match=r"does not exist; give a workload, a \.keras file"):
+        request(tmp_path / "absent.keras")
+    damaged = tmp_path / "damaged.keras"
+    damaged.write_bytes(b"not a model")
+    with pytest.raises(CaptureError, match="is not a Keras model"):
+        request(damaged)
+    with pytest.raises(OptionError, match="--set and --data are for the workloads"):
+        request(damaged, settings={"a": "1"})
