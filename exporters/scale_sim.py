@@ -17,16 +17,18 @@ import configparser
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from fathom_trace.errors import ExportError, OptionError, TraceError
 from fathom_trace.exporter import TARGET_RAN, CheckReport, ExportedLayer, ExportReport, Target, read_layer_map
-from fathom_trace.loops import DATAFLOWS, ConvolutionNest, Layer, LoopNest, SystolicArray, Work, find_work, nest_from_json
+from fathom_trace.loops import ConvolutionNest, Layer, LoopNest, Work, find_work, nest_from_json
 from fathom_trace.loops.nests import FILTER_GRAD, FORWARD
+from fathom_trace.options import option
 from fathom_trace.trace import Trace
 from fathom_trace.units import format_bytes, format_count, format_ns
+from fathom_trace.whatif.hardware import DATAFLOWS, systolic_cycles
 
 RUN = (
     'python -c "from scalesim.scale_sim import scalesim; scalesim(save_disk_space=True, verbose=False,'
@@ -96,39 +98,30 @@ TRACE_BYTES_PER_CYCLE = 1700
 """Size of the address traces that SCALE-Sim writes unless `save_disk_space` is set."""
 
 
-def _option(default: Any, doc: str, **more: Any) -> Any:
-    return field(default=default, metadata={"doc": doc, **more})
-
-
 @dataclass(frozen=True)
 class Options:
     """What `--set` changes."""
 
-    name: str = _option("", "beginning of the file names; empty: the workload's name")
-    batch: str = _option(
+    name: str = option("", "beginning of the file names; empty: the workload's name")
+    batch: str = option(
         "gemm",
         "convolutions of a batch: one product with M = batch x outputs (gemm), or a line of one image to run batch times (repeat)",
         choices=("gemm", "repeat"),
     )
-    unique: bool = _option(False, "write identical lines once, with a count in export.json")
-    array_rows: int = _option(32, "height of the systolic array")
-    array_columns: int = _option(32, "width of the systolic array")
-    dataflow: str = _option("os", "what stays in place: outputs (os), weights (ws) or inputs (is)", choices=DATAFLOWS)
-    ifmap_sram_kb: int = _option(64, "input SRAM in KiB")
-    filter_sram_kb: int = _option(64, "filter SRAM in KiB")
-    ofmap_sram_kb: int = _option(64, "output SRAM in KiB")
-    warn_elements: int = _option(100_000_000, "warn of layers for which SCALE-Sim holds more array elements than this (8 bytes each)")
+    unique: bool = option(False, "write identical lines once, with a count in export.json")
+    array_rows: int = option(32, "height of the systolic array")
+    array_columns: int = option(32, "width of the systolic array")
+    dataflow: str = option("os", "what stays in place: outputs (os), weights (ws) or inputs (is)", choices=DATAFLOWS)
+    ifmap_sram_kb: int = option(64, "input SRAM in KiB")
+    filter_sram_kb: int = option(64, "filter SRAM in KiB")
+    ofmap_sram_kb: int = option(64, "output SRAM in KiB")
+    warn_elements: int = option(100_000_000, "warn of layers for which SCALE-Sim holds more array elements than this (8 bytes each)")
 
     def __post_init__(self) -> None:
         for spec in fields(self):
             value = getattr(self, spec.name)
             if type(value) is int and value < 1:
                 raise OptionError(f"option '{spec.name}' is {value}; it takes a whole number from 1")
-
-    @property
-    def array(self) -> SystolicArray:
-        """The array that the configuration describes."""
-        return SystolicArray(self.array_rows, self.array_columns, self.dataflow)
 
 
 @dataclass(frozen=True)
@@ -165,14 +158,18 @@ class Row:
         m, n, k = self.product
         return m * n * k * self.simulated
 
-    def cycles(self, array: SystolicArray) -> int:
-        """Total cycles of all simulated layers, once, by the closed form."""
-        return array.cycles(*self.product) * self.simulated
+    def cycles_each(self, options: Options) -> int:
+        """Total cycles of one simulated layer, by the closed form."""
+        return int(systolic_cycles(*self.product, options.array_rows, options.array_columns, options.dataflow))
 
-    def held_elements(self, array: SystolicArray) -> int:
+    def cycles(self, options: Options) -> int:
+        """Total cycles of all simulated layers, once, by the closed form."""
+        return self.cycles_each(options) * self.simulated
+
+    def held_elements(self, options: Options) -> int:
         """Array elements that SCALE-Sim holds to simulate one layer: the operands and what moves at the edges in every cycle."""
         m, n, k = self.product
-        return m * k + k * n + m * n + array.cycles(m, n, k) * (array.rows + 2 * array.columns)
+        return m * k + k * n + m * n + self.cycles_each(options) * (options.array_rows + 2 * options.array_columns)
 
 
 def spell(nest: LoopNest, batch: str) -> Row:
@@ -221,7 +218,7 @@ def write(trace: Trace, folder: Path, options: Options) -> ExportReport:
     if not rows:
         raise ExportError("the trace has no convolution and no matrix product, and SCALE-Sim takes nothing else")
     stem = re.sub(r"[^A-Za-z0-9_]+", "_", options.name or str(trace.provenance.get("workload") or "trace"))
-    topologies, exported = _spell_all(rows, work, stem, options.array)
+    topologies, exported = _spell_all(rows, work, stem, options)
     files = {f"{stem}_{kind}.csv": "\n".join(lines) + "\n" for kind, lines in topologies.items()}
     for kind in topologies:
         files[f"{stem}_{kind}.cfg"] = configuration(f"{stem}_{kind}", [row for row, _ in rows if row.file == kind], options)
@@ -257,7 +254,7 @@ def _rows(work: Work, options: Options) -> list[tuple[Row, list[Layer]]]:
 
 
 def _spell_all(
-    rows: Sequence[tuple[Row, list[Layer]]], work: Work, stem: str, array: SystolicArray
+    rows: Sequence[tuple[Row, list[Layer]]], work: Work, stem: str, options: Options
 ) -> tuple[dict[str, list[str]], list[ExportedLayer]]:
     """The lines of each topology file, and where each layer is."""
     text: dict[str, list[str]] = {}
@@ -273,7 +270,7 @@ def _spell_all(
         lines += [",".join([line_name, *map(str, row.values), ""]) for line_name in names]
         simulated[row.file] += row.simulated
         executions = sorted(e for layer in group for e in layer.executions)
-        cycles = row.cycles(array)
+        cycles = row.cycles(options)
         facts = {
             "nest": nest.to_json(), "layer_ids": [first_id, simulated[row.file] - 1], "cycles": cycles, "depthwise": row.depthwise,
         }  # fmt: skip
@@ -338,16 +335,16 @@ def _approximations(rows: Sequence[tuple[Row, list[Layer]]]) -> Iterable[str]:
 
 
 def _notes(rows: Sequence[tuple[Row, list[Layer]]], work: Work, stem: str, options: Options) -> Iterable[str]:
-    array = options.array
-    once = sum(row.cycles(array) for row, _ in rows)
-    whole = sum(row.cycles(array) * row.repeats * len(group) for row, group in rows)
+    once = sum(row.cycles(options) for row, _ in rows)
+    whole = sum(row.cycles(options) * row.repeats * len(group) for row, group in rows)
     low, high = (format_ns(once * seconds * 1e9) for seconds in SECONDS_PER_CYCLE)
+    array = f"{options.array_rows} x {options.array_columns} {options.dataflow}"
     yield (
-        f"closed form: {format_count(whole)} cycles for all executions on {array.rows} x {array.columns} {array.dataflow};"
-        f" to simulate each file once takes {format_count(once)} cycles in all, about {low} to {high} of CPU time"
+        f"closed form: {format_count(whole)} cycles for all executions on {array}; to simulate each file once takes"
+        f" {format_count(once)} cycles in all, about {low} to {high} of CPU time"
         f" (and {format_bytes(once * TRACE_BYTES_PER_CYCLE)} of address traces, if they are saved)"
     )
-    large = [(row.held_elements(array), group) for row, group in rows if row.held_elements(array) > options.warn_elements]
+    large = [(row.held_elements(options), group) for row, group in rows if row.held_elements(options) > options.warn_elements]
     if large:
         most, group = max(large, key=lambda item: item[0])
         name = work.node_name(tuple(group))
@@ -505,8 +502,8 @@ def _check_configuration(folder: Path, stem: str, problems: list[str]) -> None:
     elif found["general"]["run_name"] != stem or found["architecture_presets"]["Dataflow"] not in DATAFLOWS:
         problems.append(f"{path.name} names another run or an unknown dataflow")
     layout = folder / f"{stem.rpartition('_')[0]}_layout.csv"
-    if not layout.is_file():
-        problems.append(f"{layout.name} is missing; SCALE-Sim needs the file, empty as it is")
+    if not layout.is_file() or layout.stat().st_size:
+        problems.append(f"{layout.name} is missing or not empty; SCALE-Sim needs the file, and there is nothing to say in it")
 
 
 # --- results ----------------------------------------------------------------------------------------------------------------------

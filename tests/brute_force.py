@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
-from program import Program
+from tests.program import Program
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,11 @@ import csv
 from pathlib import Path
 from typing import Any
 
-from simulator_env import run_in_simulator
-
 from fathom_trace.exporter import ExportedLayer, ExportReport, write_report
 from fathom_trace.exporters import REGISTRY
 from fathom_trace.options import apply_settings
 from fathom_trace.trace import Trace
+from tests.simulator_env import run_in_simulator
 
 SCALE_SIM: Any = REGISTRY.load("scale_sim")
 

@@ -10,15 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from brute_force import add, count, random_case
-from program import Program, dilated_depthwise
 
-from fathom_trace.errors import OptionError, TraceError
+from fathom_trace.errors import TraceError
 from fathom_trace.loops import (
     Axis,
     ConvolutionNest,
     GemmNest,
-    SystolicArray,
     examine,
     find_work,
     is_unknown,
@@ -27,6 +24,8 @@ from fathom_trace.loops import (
     nest_from_json,
 )
 from fathom_trace.trace import Trace
+from tests.brute_force import add, count, random_case
+from tests.program import Program, dilated_depthwise
 
 NAMES = ("depth", "height", "width")
 
@@ -392,17 +391,6 @@ def test_work_accounts_for_everything() -> None:
     assert left["MatMul", "an extent is 0: there is nothing to compute"] == (1, 3.0)
     assert left["Relu", "neither a convolution nor a matrix product"] == (1, 7.0)
     assert sum(s.executions for s in work.skipped) + 5 == len(work.durations_ns)
-
-
-def test_systolic_array() -> None:
-    """M=27, N=8, K=36 on 4 x 3: os 7 * 3 folds of 36 + 5; ws 9 * 3 of 27 + 9; is 9 * 9 of 8 + 9, each less 1 in the end."""
-    assert SystolicArray(4, 3, "os").cycles(27, 8, 36) == 7 * 3 * 41 - 1
-    assert SystolicArray(4, 3, "ws").cycles(27, 8, 36) == 9 * 3 * (27 + 8 + 3 - 2) - 1
-    assert SystolicArray(4, 3, "is").cycles(27, 8, 36) == 9 * 9 * (8 + 8 + 3 - 2) - 1
-    with pytest.raises(OptionError, match="dataflow is 'rs'"):
-        SystolicArray(4, 3, "rs")
-    with pytest.raises(OptionError, match="0 x 3"):
-        SystolicArray(0, 3, "os")
 
 
 def test_a_nest_that_is_none_is_refused() -> None:

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from brute_force import add, count, random_case
-from program import Program, dilated_depthwise
-from scale_sim_files import SCALE_SIM, export, lines, parse, parsed_layers, simulate, values
-from small import diamond
 
 from fathom_trace.errors import ExportError, OptionError, UnknownNameError
 from fathom_trace.exporter import ExportedLayer, read_layer_map
 from fathom_trace.options import apply_settings
 from fathom_trace.trace import Trace
+from tests.brute_force import add, count, random_case
+from tests.program import Program, dilated_depthwise
+from tests.scale_sim_files import SCALE_SIM, export, lines, parse, parsed_layers, simulate, values
+from tests.small import diamond
 
 
 def convolution(*arguments: Any, **attributes: Any) -> Trace:

@@ -2,24 +2,21 @@
 
 `nests` says what a loop nest is, `recover` finds the nest of one execution, `layers` finds the logical layers of a whole structure
 (a convolution between SpaceToBatchND and BatchToSpaceND is one dilated convolution). The mapping exporters only spell the result.
-`work` divides a trace into what they are given and what is left; `systolic` is a systolic array in closed form.
+`work` divides a trace into what they are given and what is left.
 """
 
 from fathom_trace.loops.layers import Layer, layers
 from fathom_trace.loops.nests import Axis, ConvolutionNest, Gemm, GemmNest, LoopNest, nest_from_json
 from fathom_trace.loops.recover import examine, is_unknown, loop_nest
-from fathom_trace.loops.systolic import DATAFLOWS, SystolicArray
 from fathom_trace.loops.work import Work, find_work
 
 __all__ = [
-    "DATAFLOWS",
     "Axis",
     "ConvolutionNest",
     "Gemm",
     "GemmNest",
     "Layer",
     "LoopNest",
-    "SystolicArray",
     "Work",
     "examine",
     "find_work",
