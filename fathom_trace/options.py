@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from fathom_trace.errors import OptionError, UnknownNameError
@@ -21,6 +21,11 @@ class OptionInfo:
     type: str
     default: str
     doc: str
+
+
+def option(default: Any, doc: str, choices: tuple[Any, ...] = ()) -> Any:
+    """A field of an options dataclass: its default, its line in the help texts and, where it takes only some values, those."""
+    return field(default=default, metadata={"doc": doc, "choices": choices})
 
 
 def parse_pairs(pairs: list[str]) -> dict[str, str]:
