@@ -188,6 +188,7 @@ class TraceBuilder:
         input_preparation_ns: int = 0,
         input_preparation_bytes: int = 0,
         synthetic_input: bool = True,
+        recorded: int | None = None,
         produced: int | None = None,
         complete: bool = True,
     ) -> int:
@@ -211,7 +212,7 @@ class TraceBuilder:
         return self.add(
             "steps", structure=structure, traced=True, client_wall_ns=span if client_wall_ns is None else client_wall_ns,
             span_ns=span, origin_ns=origin_ns, input_preparation_ns=input_preparation_ns,
-            input_preparation_bytes=input_preparation_bytes, synthetic_input=synthetic_input, recorded=len(began),
+            input_preparation_bytes=input_preparation_bytes, synthetic_input=synthetic_input, recorded=len(began) if recorded is None else recorded,
             produced=len(began) if produced is None else produced, complete=complete,
         )  # fmt: skip
 

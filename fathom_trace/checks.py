@@ -3,10 +3,10 @@
 Construction of a `Trace` already proves that its dependencies form a DAG. Here, on the measured times of every step:
 
 * **Causality**: a producer's end is no later than its consumer's start. A consumer that starts early has a wrong edge.
-* **Readiness**: an execution is scheduled no earlier than its last dependency's end, and within `READY_NS` of that dependency's done. A
-  consumer that is late lacks an edge. Without this half, a trace with no dependencies at all would pass.
-* **Resolution**: every data input of every execution is one live tensor of the producer that the graph names. A Merge reads one of its inputs,
-  and waits only for those control inputs whose branch ran.
+* **Readiness**: an execution is scheduled no earlier than its last dependency's end, and within `READY_NS` of that dependency's done.
+  A consumer that is late lacks an edge. Without this half, a trace with no dependencies at all would pass.
+* **Resolution**: every data input of every execution is one live tensor of the producer that the graph names. A Merge reads one of its
+  inputs, and waits only for those control inputs whose branch ran.
 * **Times** are ordered: scheduled <= start <= end <= done.
 * **Losses**: recorded + missing = produced.
 
@@ -104,7 +104,7 @@ def check(trace: Trace) -> Checks:
     is_timed = trace.has_times
     for step in trace.traced_steps:
         structure = structures[int(trace.steps.structure[step])]
-        counts["executions"] += structure.count
+        counts["executions"] += int(structure.timed.sum()) if is_timed else structure.count
         counts["edges"] += len(structure.producer)
         if is_timed:
             structure.check_step(trace, step, counts)
@@ -134,6 +134,7 @@ class _Structure:
         rows = trace.structure_rows(structure)
         depends = trace.dependencies(structure)
         self.count = rows.stop - rows.start
+        self.timed = np.asarray(trace.executions.timed[rows])
         self.producer = depends.producer
         self.consumer = np.repeat(np.arange(self.count), np.diff(depends.offsets))
         self.path = np.asarray(trace.executions.path[rows], np.int64)
@@ -145,8 +146,9 @@ class _Structure:
         """Add one step's violations to `counts`."""
         rows, times = trace.step_rows(step), trace.step_times
         scheduled, start, end, done = (np.asarray(getattr(times, k)[rows]) for k in ("scheduled", "start", "end", "done"))
-        valid = np.asarray(times.valid[rows])
+        valid = np.asarray(times.valid[rows]) | ~self.timed
         counts["invalid"] += int(np.count_nonzero(~valid))
+        valid = valid & self.timed
         usable = valid[self.producer] & valid[self.consumer]
         counts["causality"] += int(np.count_nonzero((end[self.producer] > start[self.consumer]) & usable))
         ready_end, ready_done = np.zeros(self.count, np.int64), np.zeros(self.count, np.int64)

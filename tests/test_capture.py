@@ -262,3 +262,21 @@ def test_unknown_stage_offers_the_nearest() -> None:
 def test_wrong_onednn_state_names_the_line() -> None:
     with pytest.raises(CaptureError, match=r"os.environ\['TF_ENABLE_ONEDNN_OPTS'\] = '1'"):
         capture(lambda x: x, array(1), plan=Plan(stage="optimized"))
+
+
+def test_compiled_call_is_expanded_without_times() -> None:
+    """A call that XLA compiles is one record; what it hides stands behind it, with shapes and without time of its own."""
+    inner = tf.function(lambda x, w: tf.nn.relu(tf.matmul(x, w)), jit_compile=True)
+    trace = run(lambda x, w: inner(x, w) + 1.0, array(4, 6), array(6, 5), plan=Plan(steps=2))
+    (call,) = [e for op in ("StatefulPartitionedCall", "PartitionedCall") for e in executions(trace, op)]
+    (product,) = executions(trace, "MatMul")
+    assert trace.output_shape(product) == (4, 5)
+    assert int(trace.executions.parent[product]) == call
+    assert not trace.executions.timed[product]
+    assert [trace.shapes[int(trace.tensors.shape[i])] for i in trace.inputs(product)] == [(4, 6), (6, 5)]
+    for step in trace.traced_steps:
+        durations = trace.durations(step)
+        assert durations[call] > 0
+        assert durations[product] == 0
+        assert trace.steps.recorded[step] == np.count_nonzero(trace.executions.timed)
+    assert trace.provenance["opaque_calls"] == []

@@ -16,6 +16,7 @@ from fathom_trace.builder import ITEM_BYTES, TraceBuilder, attributes_text
 from fathom_trace.capture.dataflow import ENTER, Flow, FlowAnalysis, FlowNode
 from fathom_trace.capture.graph import GraphNode, attributes, constant_value, flatten_source, variable_access
 from fathom_trace.capture.lift import Lifted
+from fathom_trace.capture.opaque import InnerOp, expand, is_opaque_call
 from fathom_trace.capture.stepstats import RECORD_CAP, Signatures, StepRecords
 from fathom_trace.trace import Trace
 
@@ -34,9 +35,13 @@ class StepContext:
 
 @dataclass
 class Structure:
-    """A set of executions: the canonical position (by node, then start) of each, and what is missing from it."""
+    """A set of executions: the canonical position (by node, then start) of each, and what is missing from it.
+
+    `recorded` executions come first; those expanded from opaque calls follow and have the position of their call.
+    """
 
     position: IntColumn
+    recorded: int
     missing: int
     surplus: int
     first_missing: str
@@ -54,12 +59,15 @@ class Columns:
     control_counts: list[int] = field(default_factory=list)
     tensor_execution: list[int] = field(default_factory=list)
     tensor_signature: list[tuple[int, str, tuple[int, ...]]] = field(default_factory=list)
+    parent: list[IntColumn] = field(default_factory=list)
 
 
 class Assembler:
     """Collects steps and builds the trace. Nodes of the executed graph keep their numbers."""
 
-    def __init__(self, lifted: Lifted, nodes: Sequence[GraphNode], signatures: Signatures, roles: Mapping[str, str]) -> None:
+    def __init__(
+        self, lifted: Lifted, nodes: Sequence[GraphNode], signatures: Signatures, roles: Mapping[str, str], library: Mapping[str, Any]
+    ) -> None:
         self.lifted, self.nodes, self.signatures, self.roles = lifted, nodes, signatures, roles
         self.builder = TraceBuilder()
         self.node_index = {n.name: i for i, n in enumerate(nodes)}
@@ -73,6 +81,13 @@ class Assembler:
         self.node_frame = [-1] * len(nodes)
         self.unplaced: dict[str, int] = {}
         self.is_capped = False
+        self.library = dict(library)
+        self.inner_nodes: list[tuple[str, InnerOp, list[tuple[int, int]], str]] = []
+        self.unexpanded: set[str] = set()
+        self._is_opaque = [is_opaque_call(n.op, n.attributes) for n in nodes]
+        self._no_bounds: IntColumn = np.zeros(0, np.int64)
+        self._inner_rows: dict[int, list[int]] = {}
+        self._expanded: dict[tuple[str, tuple[Any, ...]], list[InnerOp] | None] = {}
         self.memory_step: tuple[int, StepRecords] | None = None
         self._flow_nodes = [
             FlowNode(
@@ -100,25 +115,30 @@ class Assembler:
         for name, count in records.unplaced.items():
             self.unplaced[name] = max(count, self.unplaced.get(name, 0))
         missing_ends = self._missing_ends(records)
-        start, done = records.start[pick], records.done[pick]
+        scheduled, start, end, done = (getattr(records, k)[pick] for k in ("scheduled", "start", "end", "done"))
+        for column in (scheduled, end, done):
+            column[structure.recorded :] = start[structure.recorded :]
+        lane = np.zeros(len(pick), np.int16)
+        lane[: structure.recorded] = lanes(start[: structure.recorded], done[: structure.recorded])
         step = self.builder.step(
             number,
             start,
             done,
-            scheduled=records.scheduled[pick],
-            end=records.end[pick],
-            lane=lanes(start, done),
+            scheduled=scheduled,
+            end=end,
+            lane=lane,
             client_wall_ns=context.client_wall_ns,
             origin_ns=records.origin_ns,
             input_preparation_ns=context.input_preparation_ns,
             input_preparation_bytes=context.input_preparation_bytes,
             synthetic_input=context.synthetic_input,
-            produced=len(pick) + structure.missing + (missing_ends if not structure.missing else 0),
+            recorded=structure.recorded,
+            produced=structure.recorded + structure.missing + (missing_ends if not structure.missing else 0),
             complete=not (structure.missing or structure.surplus or missing_ends or records.total >= RECORD_CAP),
         )
         if records.memory is not None and self.memory_step is None:
             self.memory_step = step, records
-            self._memory_pick = pick
+            self._memory_pick = pick[: structure.recorded]
             self._memory_structure = number
         self._add_spans(step, records, number)
         return step
@@ -159,17 +179,19 @@ class Assembler:
         flow = FlowAnalysis(self._flow_nodes, by_node, [slots[s] for s in records.signature.tolist()]).run()
         order = execution_order(records.start, flow)
         self._add_rows(records, flow, order)
+        calls = self._expand_calls(records, order)
         position = np.empty(len(canonical), np.int64)
         position[canonical] = np.arange(len(canonical))
         self.made.append(
             Structure(
-                position=position[order],
+                position=np.concatenate([position[order], position[order[calls]]]),
+                recorded=len(order),
                 missing=sum(m.expected - m.recorded for m in flow.missing),
                 surplus=sum(m.recorded - m.expected for m in flow.surplus),
                 first_missing=self.nodes[flow.missing[0].node].name if flow.missing else "",
             )
         )
-        self.bounds.append(self.bounds[-1] + len(order))
+        self.bounds.append(self.bounds[-1] + len(order) + len(calls))
         return len(self.made) - 1
 
     def _add_rows(self, records: StepRecords, flow: Flow, order: IntColumn) -> None:
@@ -198,8 +220,63 @@ class Assembler:
             columns.input_counts.append(len(found))
             columns.control.extend(waited)
             columns.control_counts.append(len(waited))
+        columns.parent.append(np.full(len(order), -1))
         columns.node.append(records.node[order].astype(np.int32))
         columns.path.append(self._add_paths(flow)[np.array(flow.path, np.int64)[order]])
+
+    def _expand_calls(self, records: StepRecords, order: IntColumn) -> IntColumn:
+        """Add the executions inside opaque calls; returns, for each, the place of its call in `order`."""
+        columns, base = self.columns, self.bounds[-1]
+        calls: list[int] = []
+        nodes: list[int] = []
+        parents: list[int] = []
+        bounds = _bounds(columns.input_counts) if any(self._is_opaque) else self._no_bounds
+        for place, node in enumerate(records.node[order].tolist()):
+            if not self._is_opaque[node]:
+                continue
+            call = base + place
+            given = columns.inputs[bounds[call] : bounds[call + 1]]
+            inner = self._inner_ops(node, given)
+            if inner is None:
+                self.unexpanded.add(self.nodes[node].name)
+                continue
+            tensors: list[int] = []
+            for op in inner:
+                execution = len(columns.input_counts)
+                inputs = [given[-1 - i] if i < 0 else tensors[i] + port for i, port in op.inputs]
+                columns.inputs.extend(inputs)
+                columns.input_counts.append(len(inputs))
+                columns.control_counts.append(0)
+                tensors.append(len(columns.tensor_execution))
+                columns.tensor_execution.extend([execution] * len(op.outputs))
+                columns.tensor_signature.extend((port, dtype, dims) for port, (dtype, dims) in enumerate(op.outputs))
+            calls += [place] * len(inner)
+            parents += [call] * len(inner)
+            nodes += self._inner_nodes(node, inner)
+        columns.node.append(np.array(nodes, np.int32))
+        columns.path.append(columns.path[-1][np.array(calls, np.int64)])
+        columns.parent.append(np.array(parents, np.int64))
+        return np.array(calls, np.int64)
+
+    def _inner_ops(self, node: int, given: Sequence[int]) -> list[InnerOp] | None:
+        """What a call hides, for the shapes of the tensors it was given."""
+        kinds = [self.columns.tensor_signature[tensor] for tensor in given]
+        function = str(self.nodes[node].attributes.get("f") or self.nodes[node].attributes.get("function", ""))
+        key = (function, tuple(kinds))
+        if key not in self._expanded:
+            self._expanded[key] = expand(function, self.library, [dims for _, _, dims in kinds], [dtype for _, dtype, _ in kinds])
+        return self._expanded[key]
+
+    def _inner_nodes(self, node: int, inner: Sequence[InnerOp]) -> list[int]:
+        """Rows of the nodes inside a call, which follow the executed graph's; a call's are added once."""
+        if node not in self._inner_rows:
+            first = len(self.nodes) + len(self.inner_nodes)
+            self._inner_rows[node] = list(range(first, first + len(inner)))
+            outer = self.nodes[node].inputs
+            for op in inner:
+                inputs = [outer[-1 - i] if i < 0 else (first + i, port) for i, port in op.inputs]
+                self.inner_nodes.append((f"{self.nodes[node].name}/{op.name}", op, inputs, self.nodes[node].device))
+        return self._inner_rows[node]
 
     def _add_paths(self, flow: Flow) -> IntColumn:
         """Append a flow's paths and frames; returns the row of each of its paths."""
@@ -242,12 +319,13 @@ class Assembler:
         made: dict[str, Any] = builder.tables()
         elements = made["shapes"].elements[np.array(shapes, np.int64)] if shapes else np.zeros(0, np.int64)
         count = len(columns.input_counts)
+        parent = _joined(columns.parent)
         made["executions"] = t.Executions(
             node=_joined(columns.node),
             path=_joined(columns.path),
-            parent=np.full(count, -1),
-            kind=np.zeros(count, np.uint8),
-            timed=np.ones(count),
+            parent=parent,
+            kind=np.where(parent >= 0, t.EXECUTION_EXPANDED, t.EXECUTION_OP),
+            timed=parent < 0,
             input_offsets=_bounds(columns.input_counts),
             input=np.array(columns.inputs, np.int64),
             control_offsets=_bounds(columns.control_counts),
@@ -268,6 +346,7 @@ class Assembler:
     def _losses(self) -> dict[str, Any]:
         return {
             "record_cap_reached": self.is_capped,
+            "opaque_calls": sorted(self.unexpanded)[:50],
             "unplaced_records": dict(sorted(self.unplaced.items())[:50]),
             "first_missing": next((s.first_missing for s in self.made if s.first_missing), ""),
         }
@@ -326,6 +405,11 @@ class Assembler:
                 value = constant_value(node.definition)
                 if value is not None:
                     self.builder.constant(i, value)
+        for name, op, inputs, device in self.inner_nodes:
+            source = source_rows.get(name)
+            self.builder.node(
+                name, op.op, inputs=inputs, attributes=op.attributes, device=device, sources=[source] if source is not None else []
+            )
         for variable in self.lifted.variables:
             self.builder.variable(
                 variable.name,

@@ -159,8 +159,8 @@ def _capture(subject: Subject, plan: Plan, threads: int, progress: Progress) -> 
         runner.initialise()
         progress("initialising", 1, 1)
         first = _warm_up(runner, subject, plan, progress)
-        nodes = _executed_graph(runner, subject, plan, progress)
-        assembler = Assembler(lifted, nodes, Signatures(), subject.roles)
+        nodes, library = _executed_graph(runner, subject, plan, progress)
+        assembler = Assembler(lifted, nodes, Signatures(), subject.roles, library)
         timings = _steps(runner, assembler, subject, plan, first, progress)
     provenance = {
         **subject.provenance,
@@ -190,11 +190,16 @@ def _warm_up(runner: Runner, subject: Subject, plan: Plan, progress: Progress) -
     return first
 
 
-def _executed_graph(runner: Runner, subject: Subject, plan: Plan, progress: Progress) -> list[GraphNode]:
-    """The graph that TensorFlow executes, from one traced run whose times are not kept (asking for graphs makes tracing dear)."""
+def _executed_graph(runner: Runner, subject: Subject, plan: Plan, progress: Progress) -> tuple[list[GraphNode], dict[str, Any]]:
+    """The graph that TensorFlow executes and its function library.
+
+    They come from one traced run whose times are not kept: asking for graphs makes tracing dear.
+    """
     progress("reading the executed graph", 0, 1)
     _, run = runner.trace(next(subject.batches), with_graphs=True)
-    nodes = read_graphs(run.metadata.partition_graphs)
+    graphs = list(run.metadata.partition_graphs)
+    nodes = read_graphs(graphs)
+    functions = [f for g in (runner.lifted.graph_def, *graphs) for f in g.library.function]
     if not any(d.node_stats for d in run.metadata.step_stats.dev_stats):
         raise CaptureError("TensorFlow returned no op records for a traced step; the trace would be empty, so none is written")
     if plan.stage == "source" and any(n.op.startswith("_Mkl") for n in nodes):
@@ -203,7 +208,7 @@ def _executed_graph(runner: Runner, subject: Subject, plan: Plan, progress: Prog
             " import os; os.environ['TF_ENABLE_ONEDNN_OPTS'] = '0'"
         )
     progress("reading the executed graph", 1, 1)
-    return nodes
+    return nodes, {f.signature.name: f for f in functions}
 
 
 def _steps(runner: Runner, assembler: Assembler, subject: Subject, plan: Plan, first: int, progress: Progress) -> Timings:
