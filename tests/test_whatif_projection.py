@@ -15,10 +15,10 @@ from fathom_trace.errors import ScenarioError
 from fathom_trace.trace import Trace
 from fathom_trace.whatif import Settings, from_results, parse_scenario, parse_sweep, project, project_sweep, render, render_curve
 from fathom_trace.whatif.amdahl import group_times, limit, ratio, speedup
-from fathom_trace.whatif.baseline import tracing_cost_ns
+from fathom_trace.whatif.baseline import untraced_recording
 from fathom_trace.whatif.recording import record
 from fathom_trace.whatif.replay import replay_lanes
-from tests.recordings import random_trace
+from tests.recordings import random_trace, recording_of
 from tests.small import diamond, loop
 
 US = 1000
@@ -229,7 +229,7 @@ def test_baseline_error_is_that_of_the_medians() -> None:
     baseline = projection.baseline
     assert (baseline.fastest_ns, baseline.slowest_ns) == (30, 50)
     assert "measured: 40 ns (median of 3 traced steps, 30 ns to 50 ns)" in render(projection)
-    assert any("the steps differ so much" in note for note in projection.notes)
+    assert any("each step lost time in other executions" in note for note in projection.notes)
     assert (baseline.steps, baseline.measured_ns, baseline.lanes_ns, baseline.workers_ns) == (3, 40, 30, 30)
     assert baseline.lanes_error == baseline.workers_error == pytest.approx(-0.25)
 
@@ -246,13 +246,21 @@ def test_gaps_are_corrected_by_what_tracing_cost() -> None:
     assert projection.amdahl.after_ns == pytest.approx(68, rel=1e-3)
     plain = project(trace, parse_scenario(["A=inf"]), Settings(correct_tracing=False))
     assert (plain.replay.before_ns, plain.baseline.tracing_ns) == (130, 0)
-    assert "4 ns of tracing is taken off each dispatch gap, which leaves 118 ns" in render(projection)
+    assert "4 ns an execution is taken off for tracing, which leaves 118 ns on the captured lanes" in render(projection)
 
 
-def test_gaps_are_corrected_by_no_more_than_there_is() -> None:
+def test_what_tracing_cost_is_taken_off_gaps_first_and_then_off_tails() -> None:
+    """Gaps 2 and 9, bodies 10 and 20, tails 6 and 4. At 5 each: gaps 0 and 4, tails 3 and 4, hence durations 13 and 24."""
+    recording = recording_of([16, 24], [[], [0]], gaps=[2, 9], tails=[6, 4]).without_tracing(5)
+    assert recording.gap_ns.tolist() == [0, 4]
+    assert recording.tail_ns.tolist() == [3, 4]
+    assert recording.duration_ns.tolist() == [13, 24]
+
+
+def test_no_more_is_taken_off_than_there_is() -> None:
     trace = chain([("A", 6, 50), ("B", 4, 20)], untraced=(60,))  # ops alone take 70
     baseline = project(trace, parse_scenario([])).baseline
-    assert (baseline.tracing_ns, baseline.corrected_ns) == (6, 70)
+    assert (baseline.tracing_ns, baseline.corrected_ns) == (5, 70)  # 6 and 4: a mean of 5
 
 
 def test_slower_untraced_steps_correct_nothing() -> None:
@@ -261,13 +269,12 @@ def test_slower_untraced_steps_correct_nothing() -> None:
 
 
 @pytest.mark.parametrize("lanes", [1, 2, 4])
-def test_tracing_cost_is_found_on_several_lanes(lanes: int) -> None:
+def test_what_tracing_cost_is_found_on_several_lanes(lanes: int) -> None:
     recording = record(random_trace(random.Random(lanes), 200, lanes, steps=1))
-    for cost in (0.5, 1.0, 2.5):
-        target = replay_lanes(recording.with_cheaper_dispatch(cost)).makespan_ns
-        found = tracing_cost_ns(recording, target)
-        assert replay_lanes(recording.with_cheaper_dispatch(found)).makespan_ns == pytest.approx(target, rel=1e-4)
-    assert tracing_cost_ns(recording, 2 * recording.measured_span_ns) == 0
+    for cost in (0.5, 1.0, 2.5, 4.0):
+        target = replay_lanes(recording.without_tracing(cost)).makespan_ns
+        assert replay_lanes(untraced_recording(recording, target)).makespan_ns == pytest.approx(target, rel=1e-4)
+    assert untraced_recording(recording, 2 * recording.measured_span_ns) is recording
 
 
 # --- anomalies ----------------------------------------------------------------------------------------------------------------

@@ -1,8 +1,9 @@
 """The unchanged step that scenarios are compared with, and how well a replay reproduces what was measured of it.
 
-Where untraced steps were timed too and took less than the traced span, every dispatch gap first gets shorter by what tracing cost an
-execution: the fixed time with which the replay along the captured lanes takes as long as the untraced step did. The untraced wall time
-is an upper bound of the untraced span, so this takes off no more than can be shown.
+Tracing costs time at every execution, but not between its start and its end: it lengthens the gap before and the tail from end to done.
+Where untraced steps were timed too and took less than the replayed span, gaps and tails are first shortened by a fixed time an
+execution, no overhead below 0, with which the replay along the captured lanes takes as long as the untraced step did. The untraced wall
+time is an upper bound of the untraced span, so this takes off no more than can be shown. Op times then come without that part of theirs.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Baseline:
     untraced_ns: float | None
     """Median wall time of the untraced steps."""
     tracing_ns: float
-    """What was taken off each dispatch gap for tracing; 0 where nothing was."""
+    """What was taken off for tracing, as a mean over the executions; 0 where nothing was."""
     corrected_ns: float
     """Replay along the captured lanes after that."""
 
@@ -112,9 +113,9 @@ def base_of(trace: Trace, settings: Settings) -> Base:
     workers = captured_workers(trace, measured) if settings.workers is None else settings.workers
     untraced = trace.steps.client_wall_ns[trace.steps.structure < 0]
     untraced_ns = float(np.median(untraced)) if len(untraced) else None
-    shorter = settings.correct_tracing and untraced_ns is not None and untraced_ns < measured.measured_span_ns
-    cost = tracing_cost_ns(measured, untraced_ns) if shorter and untraced_ns is not None else 0.0
-    recording = measured.with_cheaper_dispatch(cost) if cost else measured
+    correct = settings.correct_tracing and untraced_ns is not None
+    recording = untraced_recording(measured, untraced_ns) if correct and untraced_ns is not None else measured
+    taken_off = measured.duration_ns - recording.duration_ns + measured.gap_ns - recording.gap_ns
     lanes, corrected = replay_lanes(measured), replay_lanes(recording)
     listed = makespans_ns(measured, measured.duration_ns[None], workers=workers, priority=settings.priority)
     baseline = Baseline(
@@ -125,7 +126,7 @@ def base_of(trace: Trace, settings: Settings) -> Base:
         lanes_ns=lanes.makespan_ns,
         workers_ns=float(listed[0]),
         untraced_ns=untraced_ns,
-        tracing_ns=cost,
+        tracing_ns=float(taken_off.mean()) if len(taken_off) else 0.0,
         corrected_ns=corrected.makespan_ns,
     )
     among = executed(trace, structure, settings.labels)
@@ -141,33 +142,33 @@ def captured_workers(trace: Trace, recording: Recording) -> int:
     return max(1, recording.lanes)
 
 
-def tracing_cost_ns(recording: Recording, span_ns: float) -> float:
-    """The time that, taken off every dispatch gap, makes the replay along the captured lanes last `span_ns` (to 0.01%).
+def untraced_recording(recording: Recording, span_ns: float) -> Recording:
+    """The recording without what tracing cost, so that its replay along the captured lanes lasts `span_ns` (to 0.01%).
 
-    All gaps together may not suffice: then the longest gap, which leaves none.
+    If all overhead together does not suffice, none is left.
     """
 
     def over(cost_ns: float) -> float:
-        return replay_lanes(recording.with_cheaper_dispatch(cost_ns)).makespan_ns - span_ns
+        return replay_lanes(recording.without_tracing(cost_ns)).makespan_ns - span_ns
 
-    low, high = 0.0, float(recording.dispatch_ns.max(initial=0.0))
+    low, high = 0.0, float((recording.dispatch_ns + recording.tail_ns).max(initial=0.0))
     above, below = over(low), over(high)
     if above <= 0:
-        return 0.0
+        return recording
     if below >= 0:
-        return high
-    middle = low
+        return recording.without_tracing(high)
+    cost = low
     for turn in range(60):
         # The makespan is convex and falls, so the chord overshoots: it takes turns with halving.
-        middle = low + (high - low) * (0.5 if turn % 2 else above / (above - below))
-        value = over(middle)
+        cost = low + (high - low) * (0.5 if turn % 2 else above / (above - below))
+        value = over(cost)
         if abs(value) <= 1e-4 * span_ns:
             break
         if value > 0:
-            low, above = middle, value
+            low, above = cost, value
         else:
-            high, below = middle, value
-    return middle
+            high, below = cost, value
+    return recording.without_tracing(cost)
 
 
 def _title(trace: Trace) -> str:
@@ -179,9 +180,7 @@ def _notes(trace: Trace, recording: Recording, workers: int, baseline: Baseline)
     """What a reader must know about the recording before believing a projection."""
     notes = []
     if abs(baseline.lanes_error) > NOISY:
-        notes.append(
-            "the steps differ so much that their medians, execution by execution, are no step that was measured; capture again"
-        )
+        notes.append("each step lost time in other executions, which their medians leave out; capture on a quieter machine")
     traced, steps = len(trace.traced_steps), len(recording.measured_spans_ns)
     if traced > steps:
         notes.append(f"traced steps that executed something else and are left out: {traced - steps} of {traced}")

@@ -100,9 +100,11 @@ class Recording:
         ratio = np.divide(duration_ns, self.duration_ns, out=np.ones_like(duration_ns), where=self.duration_ns > 0)
         return np.asarray(np.maximum(duration_ns - self.tail_ns * ratio, 0.0))
 
-    def with_cheaper_dispatch(self, cost_ns: float) -> Recording:
-        """The recording with `cost_ns` taken off every gap, none below 0 by that: what tracing costs each execution."""
-        return replace(self, gap_ns=np.where(self.gap_ns > 0, np.maximum(self.gap_ns - cost_ns, 0.0), self.gap_ns))
+    def without_tracing(self, cost_ns: float) -> Recording:
+        """The recording with `cost_ns` taken off each execution's overhead: off its gap, and what that does not hold off its tail."""
+        off_gap = np.minimum(self.dispatch_ns, cost_ns)
+        off_tail = np.minimum(self.tail_ns, cost_ns - off_gap)
+        return replace(self, gap_ns=self.gap_ns - off_gap, tail_ns=self.tail_ns - off_tail, duration_ns=self.duration_ns - off_tail)
 
 
 def record_step(trace: Trace, step: int) -> Recording:

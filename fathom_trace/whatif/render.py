@@ -83,8 +83,8 @@ def _baseline(baseline: Baseline, workers: int) -> list[str]:
         untraced = f"untraced: {format_ns(baseline.untraced_ns)}"
         if baseline.tracing_ns:
             untraced += (
-                f"; {format_ns(baseline.tracing_ns)} of tracing is taken off each dispatch gap,"
-                f" which leaves {format_ns(baseline.corrected_ns)}"
+                f"; {format_ns(baseline.tracing_ns)} an execution is taken off for tracing, which leaves"
+                f" {format_ns(baseline.corrected_ns)} on the captured lanes"
             )
         lines.append(untraced)
     return lines
