@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fathom_trace.builder import TraceBuilder
-from fathom_trace.errors import ScenarioError
+from fathom_trace.errors import ScenarioError, UnknownNameError
 from fathom_trace.trace import Trace
 from fathom_trace.whatif import Settings, from_results, parse_scenario, parse_sweep, project, project_sweep, render, render_curve
 from fathom_trace.whatif.amdahl import group_times, limit, ratio, speedup
@@ -181,6 +181,11 @@ def test_workers_come_from_the_capture_unless_given() -> None:
     assert narrow.workers == 1
     assert "the captured executions overlap on 2 lanes; the replay has 1 for them" in narrow.notes
     assert narrow.baseline.workers_error == pytest.approx(100 / 70 - 1)
+    other = project(diamond(), parse_scenario([]), Settings(workers=1))
+    assert other.baseline.workers_error is None
+    assert "100 us on 1 worker (captured on 2)" in render(other)
+    with pytest.raises(UnknownNameError, match="no priority is called 'capture'; did you mean 'captured'"):
+        project(diamond(), parse_scenario([]), Settings(workers=1, priority="capture"))
     with pytest.raises(ScenarioError, match="cannot replay on 0 workers"):
         project(diamond(), parse_scenario([]), Settings(workers=0))
 

@@ -9,16 +9,16 @@ time is an upper bound of the untraced span, so this takes off no more than can 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
-from fathom_trace.errors import ScenarioError
+from fathom_trace.errors import ScenarioError, UnknownNameError
 from fathom_trace.tables import FRAME_LOOP
 from fathom_trace.trace import Trace
 from fathom_trace.whatif.amdahl import total_ns
 from fathom_trace.whatif.recording import Float, Recording, record
-from fathom_trace.whatif.replay import CAPTURED, makespans_ns, replay_lanes
+from fathom_trace.whatif.replay import CAPTURED, PRIORITIES, makespans_ns, replay_lanes
 from fathom_trace.whatif.scenario import Times
 from fathom_trace.whatif.selection import Executed, NodeLabels, executed
 
@@ -39,6 +39,8 @@ class Baseline:
     """Replay of the medians along the captured lanes."""
     workers_ns: float
     """List scheduling of the medians on the workers of the projection."""
+    workers: int
+    captured_workers: int
     untraced_ns: float | None
     """Median wall time of the untraced steps."""
     tracing_ns: float
@@ -52,9 +54,15 @@ class Baseline:
         return self.lanes_ns / self.measured_ns - 1 if self.measured_ns else 0.0
 
     @property
-    def workers_error(self) -> float:
-        """Relative error of list scheduling."""
+    def workers_error(self) -> float | None:
+        """Relative error of list scheduling; None on another number of workers than captured, of which nothing was measured."""
+        if self.workers != self.captured_workers:
+            return None
         return self.workers_ns / self.measured_ns - 1 if self.measured_ns else 0.0
+
+    def to_dict(self) -> dict[str, object]:
+        """For JSON: times in ns, errors as shares of one."""
+        return asdict(self) | {"lanes_error": self.lanes_error, "workers_error": self.workers_error}
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,12 +113,16 @@ def base_of(trace: Trace, settings: Settings) -> Base:
 
     Raises:
         ScenarioError: the trace has no times, or the settings do not fit it.
+        UnknownNameError: a priority that does not exist.
     """
     if settings.structure is not None and not 0 <= settings.structure < len(trace.structures):
         raise ScenarioError(f"the trace has no structure {settings.structure}; it has {len(trace.structures)}, counted from 0")
+    if settings.priority not in PRIORITIES:
+        raise UnknownNameError("priority", settings.priority, PRIORITIES)
     measured = record(trace, settings.structure)
     structure = trace.main_structure if settings.structure is None else settings.structure
-    workers = captured_workers(trace, measured) if settings.workers is None else settings.workers
+    captured = captured_workers(trace, measured)
+    workers = captured if settings.workers is None else settings.workers
     untraced = trace.steps.client_wall_ns[trace.steps.structure < 0]
     untraced_ns = float(np.median(untraced)) if len(untraced) else None
     correct = settings.correct_tracing and untraced_ns is not None
@@ -125,6 +137,8 @@ def base_of(trace: Trace, settings: Settings) -> Base:
         slowest_ns=max(measured.measured_spans_ns),
         lanes_ns=lanes.makespan_ns,
         workers_ns=float(listed[0]),
+        workers=workers,
+        captured_workers=captured,
         untraced_ns=untraced_ns,
         tracing_ns=float(taken_off.mean()) if len(taken_off) else 0.0,
         corrected_ns=corrected.makespan_ns,

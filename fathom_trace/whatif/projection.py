@@ -105,14 +105,13 @@ class Projection:
 
     def to_dict(self) -> dict[str, object]:
         """For JSON: times in ns, shares of one; a speedup without bound is None."""
-        errors = {"lanes_error": self.baseline.lanes_error, "workers_error": self.baseline.workers_error}
         return {
             "title": self.title,
             "scenario": self.scenario,
             "workers": self.workers,
             "priority": self.priority,
             "executions": self.executions,
-            "baseline": asdict(self.baseline) | errors,
+            "baseline": self.baseline.to_dict(),
             "selected": [asdict(s) for s in self.selected],
             "untouched_share": self.untouched_share,
             "estimates": [asdict(e) | {"speedup": finite(e.speedup), "limit": finite(e.limit)} for e in self.estimates],

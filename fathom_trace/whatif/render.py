@@ -28,7 +28,7 @@ def render(projection: Projection, top: int = 10) -> str:
     lines = [f"{projection.title}: what if {projection.scenario}", ""]
     lines += _table(["", "now", "then", "speedup", "at most"], rows)
     lines += [f"  {text}" for text in projection.coincide]
-    lines += ["", *_baseline(projection.baseline, projection.workers), ""]
+    lines += ["", *_baseline(projection.baseline), ""]
     lines += [
         f"{s.change}: {s.executions} of {projection.executions} executions, {format_share(s.share)} of the op time"
         for s in projection.selected
@@ -59,7 +59,7 @@ def render_curve(curve: Curve, unicode: bool = True) -> str:
     on_top = f" on top of {curve.scenario}" if curve.scenario != "nothing changed" else ""
     lines = [f"{curve.title}: what if {curve.sweep}{on_top}", ""]
     lines += _table(["factor", "Amdahl", workers_text(curve.workers), "unlimited", ""], rows, left=(4,))
-    lines += ["", *_baseline(curve.baseline, curve.workers)]
+    lines += ["", *_baseline(curve.baseline)]
     return "\n".join(lines + _notes(curve.notes)) + "\n"
 
 
@@ -70,14 +70,16 @@ def format_factor(value: float) -> str:
     return f"{value:.0f}x" if value >= 999.5 else f"{value:.1f}x" if value >= 99.95 else f"{value:.2f}x"
 
 
-def _baseline(baseline: Baseline, workers: int) -> list[str]:
+def _baseline(baseline: Baseline) -> list[str]:
+    error = baseline.workers_error
+    listed = f"captured on {baseline.captured_workers}" if error is None else f"{error:+.1%}"
     steps = "1 traced step"
     if baseline.steps > 1:
         steps = f"median of {baseline.steps} traced steps, {format_ns(baseline.fastest_ns)} to {format_ns(baseline.slowest_ns)}"
     lines = [
         f"measured: {format_ns(baseline.measured_ns)} ({steps})",
         f"replayed unchanged: {format_ns(baseline.lanes_ns)} on the captured lanes ({baseline.lanes_error:+.1%}),"
-        f" {format_ns(baseline.workers_ns)} on {workers_text(workers)} ({baseline.workers_error:+.1%})",
+        f" {format_ns(baseline.workers_ns)} on {workers_text(baseline.workers)} ({listed})",
     ]
     if baseline.untraced_ns is not None:
         untraced = f"untraced: {format_ns(baseline.untraced_ns)}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -98,7 +98,7 @@ class Curve:
                 {"factor": factor} | {e.method: {"after_ns": e.after_ns, "speedup": finite(e.speedup)} for e in three}
                 for factor, three in zip(self.factors, self.estimates, strict=True)
             ],
-            "baseline": asdict(self.baseline),
+            "baseline": self.baseline.to_dict(),
             "notes": list(self.notes),
         }
 
