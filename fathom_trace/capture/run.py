@@ -77,7 +77,7 @@ def run_workload(name: str, workload: Any, options: Any, batch_size: int, reques
     known += [KnownVariable(v) for v in program.state]
     subject = Subject(
         concrete=concrete,
-        input_names=_flat_names(arguments),
+        input_names=_input_names(concrete),
         batches=batches,
         known=known,
         roles={**outputs, **named},
@@ -269,8 +269,10 @@ def _set_threads(plan: Plan) -> int:
     return set_intra_threads(tf, plan.threads, available_cores())
 
 
-def _flat_names(arguments: Mapping[str, Any]) -> list[str]:
-    return sorted(arguments)
+def _input_names(concrete: Any) -> list[str]:
+    """The inputs of a concrete function in the order of its graph, by the names of their specs."""
+    inputs = concrete.graph.inputs
+    return [str(p.op.name) for p in inputs[: len(inputs) - len(concrete.captured_inputs)]]
 
 
 def _json_options(options: Any) -> dict[str, Any]:
