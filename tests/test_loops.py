@@ -322,7 +322,7 @@ def test_generic_conv_op() -> None:
 
 
 def test_what_has_no_nest_has_a_reason() -> None:
-    assert one(lambda p: p.op("r", "Relu", [], [3])) == "neither a convolution nor a matrix product"
+    assert one(lambda p: p.op("r", "Relu", [], [3])) == "elementwise: neither a convolution nor a matrix product"
     assert "unknown" in one(lambda p: p.op("r", "BlockLSTMV2", [], [3]))
     assert "not in the trace" in one(lambda p: p.op("r", "StatefulPartitionedCall", [], [3]))
     assert "filter format OIHW" in one(
@@ -389,7 +389,7 @@ def test_work_accounts_for_everything() -> None:
     assert work.time_ns(layer.execution for layer in group) == 500.0
     left = {(s.op, s.reason): (s.executions, s.time_ns) for s in work.skipped}
     assert left["MatMul", "an extent is 0: there is nothing to compute"] == (1, 3.0)
-    assert left["Relu", "neither a convolution nor a matrix product"] == (1, 7.0)
+    assert left["Relu", "elementwise: neither a convolution nor a matrix product"] == (1, 7.0)
     assert sum(s.executions for s in work.skipped) + 5 == len(work.durations_ns)
 
 

@@ -204,6 +204,14 @@ def test_a_loop_keeps_its_length(tmp_path: Path) -> None:
     assert lines(tmp_path, "gemm") == ["rnn_MatMul,2,4,4,"]
 
 
+def test_a_dense_filter_is_a_row_not_a_column(tmp_path: Path) -> None:
+    """[197, 768] x [768, 3072] contracts 768: M=197, N=3072, K=768, and 197 * 3072 * 768 MACs."""
+    program = Program()
+    program.product("dense", [197, 768], [768, 3072], [197, 3072])
+    assert export(program.trace(), tmp_path).layers[0].macs == 464_781_312
+    assert values(tmp_path, "gemm") == [(197, 3072, 768)]
+
+
 def test_branches_that_never_ran_are_not_exported(tmp_path: Path) -> None:
     """A node of the graph without an execution leaves no line."""
     program = Program()
@@ -517,12 +525,29 @@ FORWARD_MACS = 19_632_062_464
 
 
 def test_the_table_of_vgg19_adds_up() -> None:
-    """Some of the published values, and the sum; with padding dropped it would be 17.8 G."""
+    """Some of the published values, and the sums: VGG-16 (configuration D) is the same without the fourth layers: 15.35 G."""
     assert vgg19_macs("conv1_1") == 86_704_128
     assert vgg19_macs("conv1_2") == 1_849_688_064
     assert vgg19_macs("conv5_4") == 462_422_016
     assert vgg19_macs("fc6") == 102_760_448
     assert sum(vgg19_macs(name) for name, *_ in (*VGG19, *VGG19_DENSE)) == FORWARD_MACS
+    assert sum(vgg19_macs(name) for name, *_ in VGG19 if not name.endswith("_4")) == 15_346_630_656
+
+
+def test_padding_is_not_dropped(tmp_path: Path) -> None:
+    """VGG-16's convolutions: written without padding, each map would be 2 smaller and the sum 13.88 G instead of 15.35 G."""
+    program = Program()
+    vgg16 = [row for row in VGG19 if not row[0].endswith("_4")]
+    for name, side, channels, filters in vgg16:
+        program.convolution(name, [1, side, side, channels], [3, 3, channels, filters], [1, side, side, filters], padding="SAME")
+    export(program.trace(), tmp_path)
+    written = values(tmp_path, "conv")
+
+    def macs(dropped: int) -> int:
+        return sum((h - dropped - r + 1) * (w - dropped - s + 1) * r * s * c * k for h, w, r, s, c, k, _ in written)
+
+    assert macs(0) == 15_346_630_656
+    assert macs(2) == 13_884_537_600
 
 
 @pytest.mark.parametrize("batch", ["gemm", "repeat"])

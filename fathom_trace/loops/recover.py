@@ -74,7 +74,7 @@ def is_unknown(op: str) -> bool:
 def reason_without_nest(op: str) -> str:
     """Why an op type has no loop nest."""
     if not is_unknown(op):
-        return NOT_A_PRODUCT
+        return f"{kind(op).replace('_', ' ')}: {NOT_A_PRODUCT}"
     if kind(op) == "opaque":
         return "a call whose inner ops are not in the trace: its MACs are unknown"
     return "no loop nest is known for this op type: its MACs are unknown"
