@@ -17,6 +17,9 @@ from fathom_trace.errors import CaptureError, one_line
 _KEPT_ON = frozenset({"function_optimization"})
 """Function inlining stays on: without it the ops of a call are recorded under names that stand in no graph."""
 
+FED_BYTES = 1 << 28
+"""Values of variables that are fed at once, at most, unless a single one is larger."""
+
 
 @dataclass(frozen=True)
 class TracedRun:
@@ -60,6 +63,7 @@ class Runner:
     def __init__(self, lifted: Lifted, stage: str, intra_threads: int, inter_threads: int) -> None:
         self.lifted = lifted
         self._session = tf.compat.v1.Session(graph=lifted.graph, config=session_config(stage, intra_threads, inter_threads))
+        self._reads: dict[str, Any] | None = None
         self._fetches = [list(lifted.fetches.values()), lifted.targets]
 
     def __enter__(self) -> Runner:
@@ -69,9 +73,26 @@ class Runner:
         self._session.close()
 
     def initialise(self) -> None:
-        """Give every variable its value, one at a time, as a fed value."""
+        """Give every variable its value as a fed value, up to `FED_BYTES` at once: each set of variables costs a pass over the graph."""
+        targets: list[Any] = []
+        feed: dict[Any, NDArray[Any]] = {}
         for variable in self.lifted.variables:
-            self._session.run(variable.assign, {variable.assign_value: variable.source.numpy()})
+            value = variable.source.numpy()
+            if feed and sum(v.nbytes for v in feed.values()) + value.nbytes > FED_BYTES:
+                self._session.run(targets, feed)
+                targets, feed = [], {}
+            targets.append(variable.assign)
+            feed[variable.assign_value] = value
+        if feed:
+            self._session.run(targets, feed)
+
+    def variable_values(self) -> dict[str, NDArray[Any]]:
+        """The present value of every variable, by name. The ops that read them are made when first asked for and lie in no step."""
+        if self._reads is None:
+            with self.lifted.graph.as_default():
+                self._reads = {v.name: tf.raw_ops.ReadVariableOp(resource=v.handle, dtype=v.dtype) for v in self.lifted.variables}
+        found: dict[str, NDArray[Any]] = self._session.run(self._reads)
+        return found
 
     def run(self, values: Mapping[str, NDArray[Any]]) -> tuple[dict[str, Any], int]:
         """One plain step: outputs by name and the client's wall time in ns."""
