@@ -15,6 +15,10 @@ and, where values drawn from the `InputSpec` ranges are not plausible,
 
     def synthetic(options, mode, batch_size, seed) -> Iterator[dict[str, numpy array]]
 
+and, where `synthetic` can yield something real (a game that is played),
+
+    def input_origin(options) -> str                # `SYNTHETIC`, or what it is: the trace's `data` where no folder is given
+
 `mode` is one of `MODES`. Layers carry readable name scopes (`conv1_1`, `fc6`): layer names reach the trace.
 """
 
@@ -31,6 +35,7 @@ from fathom_trace.errors import OptionError, UnknownNameError
 
 MODES = ("training", "inference")
 DEFAULT_PRESET = "seminal"
+SYNTHETIC = "synthetic"
 REQUIRED = ("CITATION", "DATA_FORMAT", "Options", "PRESETS", "inputs", "build", "read_data")
 
 Values = dict[str, NDArray[Any]]
@@ -124,6 +129,11 @@ def _uniform(spec: InputSpec, generator: np.random.Generator) -> NDArray[Any]:
     if dtype.kind in "iub":
         return generator.integers(int(spec.low), int(spec.high), spec.shape, endpoint=True).astype(dtype)
     raise OptionError(f"input '{spec.name}' has dtype {spec.dtype}; synthetic values are made for floats, integers and booleans")
+
+
+def input_origin(workload: Any, options: Any) -> str:
+    """What the inputs are where no data folder is given: `SYNTHETIC`, or what the workload says."""
+    return str(workload.input_origin(options)) if hasattr(workload, "input_origin") else SYNTHETIC
 
 
 def synthetic_inputs(workload: Any, options: Any, mode: str, batch_size: int, seed: int) -> Iterator[Values]:

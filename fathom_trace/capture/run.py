@@ -13,7 +13,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from fathom_trace import tables as t
-from fathom_trace.capture import CaptureRequest, Plan, Progress
+from fathom_trace.capture import CaptureRequest, Observe, Plan, Progress, StepValues
 from fathom_trace.capture.assemble import Assembler, StepContext
 from fathom_trace.capture.environment import set_intra_threads
 from fathom_trace.capture.graph import GraphNode, read_graphs
@@ -24,7 +24,7 @@ from fathom_trace.capture.stepstats import Signatures, StepRecords, read_step
 from fathom_trace.capture.targets import TargetRequest, load_target
 from fathom_trace.errors import CaptureError
 from fathom_trace.trace import Trace
-from fathom_trace.workload import Program, synthetic_inputs
+from fathom_trace.workload import SYNTHETIC, Program, input_origin, synthetic_inputs
 
 Values = Mapping[str, NDArray[Any]]
 
@@ -70,6 +70,7 @@ def run_workload(name: str, workload: Any, options: Any, batch_size: int, reques
     step: Any = program.step if hasattr(program.step, "get_concrete_function") else tf.function(program.step)
     concrete = step.get_concrete_function(**arguments)
     progress("building", 1, 1)
+    origin = input_origin(workload, options)
     named = {s.name: s.role for s in specs}
     outputs = {n: n for n in t.ROLES} | dict(program.roles)
     known = [KnownVariable(v, trainable=True) for v in program.trainable]
@@ -81,7 +82,7 @@ def run_workload(name: str, workload: Any, options: Any, batch_size: int, reques
         batches=batches,
         known=known,
         roles={**outputs, **named},
-        is_synthetic=request.data is None,
+        is_synthetic=request.data is None and origin == SYNTHETIC,
         provenance={
             "workload": name,
             "mode": mode,
@@ -89,11 +90,11 @@ def run_workload(name: str, workload: Any, options: Any, batch_size: int, reques
             "options": _json_options(options),
             "batch_size": batch_size,
             "seed": request.seed,
-            "data": str(request.data) if request.data else "synthetic",
+            "data": str(request.data) if request.data else origin,
             "command_line": request.command_line,
         },
     )
-    return _capture(subject, plan, threads, progress)
+    return run_subject(subject, plan, threads, progress)
 
 
 def run_target(request: CaptureRequest, progress: Progress) -> Trace:
@@ -126,10 +127,18 @@ def run_target(request: CaptureRequest, progress: Progress) -> Trace:
     }
     roles = {n: n for n in t.ROLES} | dict(program.roles)
     subject = Subject(program.concrete, program.input_names, program.batches, program.known, roles, True, provenance)
-    return _capture(subject, request.plan, threads, progress)
+    return run_subject(subject, request.plan, threads, progress)
 
 
-def run_function(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str, plan: Plan, progress: Progress) -> Trace:
+def run_function(
+    function: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    name: str,
+    plan: Plan,
+    progress: Progress,
+    observe: Observe | None = None,
+) -> Trace:
     """Capture `function(*args, **kwargs)`."""
     threads = _set_threads(plan)
     made = function if hasattr(function, "get_concrete_function") else tf.function(function)
@@ -149,10 +158,11 @@ def run_function(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], 
     known = [KnownVariable(v, bool(v.trainable)) for v in concrete.graph.variables]
     roles = {n: n for n in t.ROLES}
     provenance = {"workload": name, "mode": "call", "preset": "", "options": {}, "batch_size": 0, "data": "given", "command_line": ""}
-    return _capture(Subject(concrete, inputs, batches(), known, roles, False, provenance), plan, threads, progress)
+    return run_subject(Subject(concrete, inputs, batches(), known, roles, False, provenance), plan, threads, progress, observe)
 
 
-def _capture(subject: Subject, plan: Plan, threads: int, progress: Progress) -> Trace:
+def run_subject(subject: Subject, plan: Plan, threads: int, progress: Progress, observe: Observe | None = None) -> Trace:
+    """Capture a program that is ready to run, on an intra-op pool of `threads`."""
     lifted = lift(subject.concrete, subject.input_names, subject.known)
     with Runner(lifted, plan.stage, threads, plan.inter_threads) as runner:
         progress("initialising", 0, 1)
@@ -161,7 +171,7 @@ def _capture(subject: Subject, plan: Plan, threads: int, progress: Progress) -> 
         first = _warm_up(runner, subject, plan, progress)
         nodes, library = _executed_graph(runner, subject, plan, progress)
         assembler = Assembler(lifted, nodes, Signatures(), subject.roles, library)
-        timings = _steps(runner, assembler, subject, plan, first, progress)
+        timings = _steps(runner, assembler, subject, plan, progress, observe)
     provenance = {
         **subject.provenance,
         **describe(plan, threads, any(n.op.startswith("_Mkl") for n in nodes)),
@@ -169,7 +179,7 @@ def _capture(subject: Subject, plan: Plan, threads: int, progress: Progress) -> 
         "run_metadata_bytes": timings.metadata_bytes,
         "has_loops": _has_loops(lifted),
     }
-    if _has_loops(lifted):
+    if plan.times_parallel_iterations and _has_loops(lifted):
         progress("timing with parallel iterations", 0, 1)
         provenance["untraced_parallel_iterations_ns"] = _parallel_iterations(subject, plan, threads)
         progress("timing with parallel iterations", 1, 1)
@@ -211,7 +221,7 @@ def _executed_graph(runner: Runner, subject: Subject, plan: Plan, progress: Prog
     return nodes, {f.signature.name: f for f in functions}
 
 
-def _steps(runner: Runner, assembler: Assembler, subject: Subject, plan: Plan, first: int, progress: Progress) -> Timings:
+def _steps(runner: Runner, assembler: Assembler, subject: Subject, plan: Plan, progress: Progress, observe: Observe | None) -> Timings:
     """Traced and untraced steps in turn, so that a drift of the machine's speed meets both."""
     timings = Timings()
     planned = plan.steps or AUTO_LEAST
@@ -225,11 +235,15 @@ def _steps(runner: Runner, assembler: Assembler, subject: Subject, plan: Plan, f
             timings.untraced.append(wall)
             assembler.builder.untraced_step(wall)
         values, context = _prepare(subject)
-        _, run = runner.trace(values)
+        before = runner.variable_values() if observe else {}
+        outputs, run = runner.trace(values)
         timings.traced.append(run.wall_ns)
         timings.metadata_bytes.append(run.metadata.ByteSize())
         records = _read(run.metadata.step_stats, assembler, with_memory=done < plan.memory_steps)
-        assembler.add_step(records, context(run.wall_ns))
+        step = assembler.add_step(records, context(run.wall_ns))
+        if observe:
+            fed = {name: value for name, (_, value) in runner.lifted.captured.items()}
+            observe(StepValues(step, {**fed, **values}, before, outputs, runner.variable_values()))
         done += 1
         if done == 1 and not plan.steps:
             pair = (timings.untraced[0] + timings.traced[0]) / 1e9
