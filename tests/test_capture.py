@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from fathom_trace.capture import Plan, capture
+from fathom_trace.capture import Plan, StepValues, capture
 from fathom_trace.checks import check
 from fathom_trace.errors import CaptureError, UnknownNameError
 from fathom_trace.tables import FEED, FETCH
@@ -280,3 +280,23 @@ def test_compiled_call_is_expanded_without_times() -> None:
         assert durations[product] == 0
         assert trace.steps.recorded[step] == np.count_nonzero(trace.executions.timed)
     assert trace.provenance["opaque_calls"] == []
+
+
+def test_observer_is_shown_the_values_of_every_traced_step() -> None:
+    """y = (v + x) x with v = v + x: from the values before a step follow its output and the values after it."""
+    state = tf.Variable(np.array([1.5, 2.5]), name="state")
+
+    def program(x):
+        state.assign_add(x)
+        return {"y": state * x}
+
+    seen: list[StepValues] = []
+    x = np.array([0.3, 0.7])
+    trace = capture(program, x, plan=Plan(steps=2, warmup=0), observe=seen.append)
+    assert tuple(s.step for s in seen) == trace.traced_steps
+    for values in seen:
+        np.testing.assert_array_equal(values.inputs["x"], x)
+        np.testing.assert_array_equal(values.after["state"], values.before["state"] + x)
+        np.testing.assert_array_equal(values.outputs["y"], values.after["state"] * x)
+    # between two traced steps runs one untraced step, which adds x once more
+    np.testing.assert_array_equal(seen[1].before["state"], seen[0].after["state"] + x)

@@ -8,18 +8,42 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fathom_trace.errors import OptionError
 from fathom_trace.trace import Trace
 from fathom_trace.workload import DEFAULT_PRESET, choose_mode, choose_preset
 
-__all__ = ["CaptureRequest", "Plan", "Progress", "capture", "capture_request", "capture_workload", "is_target"]
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = [
+    "CaptureRequest", "Observe", "Plan", "Progress", "StepValues", "capture", "capture_request", "capture_workload", "is_target",
+]  # fmt: skip
 
 TARGET_SUFFIXES = (".keras", ".h5", ".hdf5", ".py")
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and of how much; never from another thread."""
+
+
+@dataclass(frozen=True)
+class StepValues:
+    """What went into and came out of one traced step; a `Trace` itself holds no values. `step` is the step's row in it.
+
+    `inputs` and `outputs` are by their names in `Trace.interface`, `before` and `after` the values of all variables by their names in
+    `Trace.variables`.
+    """
+
+    step: int
+    inputs: Mapping[str, NDArray[Any]]
+    before: Mapping[str, NDArray[Any]]
+    outputs: Mapping[str, Any]
+    after: Mapping[str, NDArray[Any]]
+
+
+Observe = Callable[[StepValues], None]
+"""Called after each traced step, between steps: what it does is in no step's time."""
 
 
 def _ignore(_what: str, _done: int, _of: int) -> None:
@@ -28,7 +52,10 @@ def _ignore(_what: str, _done: int, _of: int) -> None:
 
 @dataclass(frozen=True)
 class Plan:
-    """How a program is run. `steps` 0 means automatic: 3 to 12 traced steps within about a minute."""
+    """How a program is run. `steps` 0 means automatic: 3 to 12 traced steps within about a minute.
+
+    `times_parallel_iterations`: a program with loops is also timed, untraced, with the loops' own `parallel_iterations`.
+    """
 
     steps: int = 0
     warmup: int = 1
@@ -36,6 +63,7 @@ class Plan:
     threads: int = 0
     inter_threads: int = 1
     memory_steps: int = 1
+    times_parallel_iterations: bool = True
 
     def __post_init__(self) -> None:
         for name, least in (("steps", 0), ("warmup", 0), ("threads", 0), ("inter_threads", 1), ("memory_steps", 0)):
@@ -115,11 +143,20 @@ def capture_workload(request: CaptureRequest, progress: Progress = _ignore) -> T
     return run_workload(name, workload, options, batch_size, request, progress)
 
 
-def capture(function: Any, *args: Any, name: str = "", plan: Plan | None = None, progress: Progress = _ignore, **kwargs: Any) -> Trace:
+def capture(
+    function: Any,
+    *args: Any,
+    name: str = "",
+    plan: Plan | None = None,
+    progress: Progress = _ignore,
+    observe: Observe | None = None,
+    **kwargs: Any,
+) -> Trace:
     """Capture one call of `function(*args, **kwargs)`, a `tf.function` or a callable that can be made one.
 
     Every tensor argument becomes a fed input; other arguments are Python values that the function is specialised for. The call is run
     `plan.warmup` times untraced, then traced. Variables keep their values outside: each capture starts from them and changes a copy.
+    `observe` is shown the values of every traced step.
 
     Raises:
         CaptureError: TensorFlow was imported with oneDNN in the wrong state for `plan.stage`, or the function cannot be lifted or run.
@@ -130,4 +167,6 @@ def capture(function: Any, *args: Any, name: str = "", plan: Plan | None = None,
     import_tensorflow(plan.stage)
     from fathom_trace.capture.run import run_function
 
-    return run_function(function, args, kwargs, name or getattr(function, "__name__", type(function).__name__), plan, progress)
+    return run_function(
+        function, args, kwargs, name or getattr(function, "__name__", type(function).__name__), plan, progress, observe
+    )

@@ -33,6 +33,7 @@ class LiftedVariable:
     trainable: bool
     slot_of: str
     slot_name: str
+    handle: Any
     assign: Any
     assign_value: Any
     source: Any
@@ -157,6 +158,7 @@ def _variable(external: Any, internal: Any, names: Mapping[int, tuple[str, Known
         trainable=item.trainable,
         slot_of=slot_of,
         slot_name=item.slot_name,
+        handle=handle,
         assign=assign,
         assign_value=value,
         source=source,
