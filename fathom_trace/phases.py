@@ -196,7 +196,9 @@ class _Roles:
         seeds = [
             node
             for node in np.flatnonzero(rest).tolist()
-            if self.graph.values_read(node) or (gradients[node] and self._reads_whole_gradients(node, backward | gradients))
+            if graph.values_read(node)
+            or kind(graph.ops[node]) == "random"  # noise that is added to gradients
+            or (gradients[node] and self._reads_whole_gradients(node, backward | gradients))
         ]
         optimizer = graph.descendants(seeds, inside=rest) & rest
         forming = (gradients & ~optimizer) | backward
@@ -213,7 +215,13 @@ class _Roles:
         if self.graph.ops[node] in _FORMING or kind(self.graph.ops[node]) == "control":
             return False
         read = {port for port in self.graph.producers[node] if is_gradient[port[0]]}
-        return len(read) == 1 and self._is_variable_shaped(read.pop())
+        if len(read) != 1:
+            return False
+        gradient = read.pop()
+        shape = self.graph.shape(gradient)
+        # A constant of the gradient's own shape is the loss's derivative, spread over what was summed up.
+        is_spread = shape != () and any(self.graph.shape(p) == shape for p in self.graph.producers[node] if not is_gradient[p[0]])
+        return self._is_variable_shaped(gradient) and not is_spread
 
     def _is_variable_shaped(self, port: Port) -> bool:
         shape = self.graph.shape(port)
