@@ -51,7 +51,7 @@ def add_json(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
-def add_force(parser: argparse.ArgumentParser) -> None:
+def add_force(parser: argparse._ActionsContainer) -> None:
     """Whether what is there may be replaced."""
     parser.add_argument("--force", action="store_true", help="replace what is there")
 

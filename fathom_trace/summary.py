@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,8 +50,7 @@ class Summary:
     def lines(self) -> list[tuple[str, str]]:
         """Names and values, for people."""
         found = self.checks
-        traced = format_ns(self.traced_ns) if self.traced_ns is not None else "-"
-        untraced = format_ns(self.untraced_ns) if self.untraced_ns is not None else "-"
+        traced, untraced = _text(self.traced_ns, format_ns), _text(self.untraced_ns, format_ns)
         ratio = f" ({self.disturbance:.2f} x)" if self.disturbance else ""
         return [
             ("steps", f"{self.traced_steps} traced, {self.untraced_steps} untraced"),
@@ -85,7 +85,7 @@ def summarize(trace: Trace, file: Path) -> Summary:
         traced_ns=_median(traced),
         untraced_ns=_median(untraced),
         span_ns=_median(trace.steps.span_ns[trace.steps.traced]),
-        top_ops=tuple(profile(trace, by="op").rows[:TOP]),
+        top_ops=profile(trace).rows[:TOP] if len(trace.structures) else (),
         checks=check(trace),
     )
 
@@ -96,7 +96,7 @@ def print_summary(summary: Summary) -> None:
     print_pairs(summary.lines(), indent="  ")
     if summary.top_ops:
         print("\nwhere the time goes")
-        rows = [(row.key, f"{row.count:,}", format_ns(row.time_ns), format_share(row.share)) for row in summary.top_ops]
+        rows = [(r.key, f"{r.count:,}", _text(r.time_ns, format_ns), _text(r.share, format_share)) for r in summary.top_ops]
         print_table(("op type", "count", "time", "share"), rows, indent="  ")
     for problem in summary.checks.problems:
         print(f"problem: {problem}")
@@ -114,3 +114,7 @@ def _structures_text(count: int) -> str:
 
 def _median(values: np.ndarray[Any, Any]) -> float | None:
     return float(statistics.median(values.tolist())) if len(values) else None
+
+
+def _text(value: float | None, show: Callable[[float], str]) -> str:
+    return "-" if value is None else show(value)

@@ -45,3 +45,17 @@ def loop() -> Trace:
         builder.step(builder.end_structure(), start=times, done=[t + 7 for t in times])
     builder.untraced_step(55)
     return builder.build({"workload": "loop", "stage": "source", "inter_threads": 1})
+
+
+def dense() -> Trace:
+    """A layer `fc`: a product [2, 3] x [3, 5] of 30 us, then a ReLU of 10 us, on one worker."""
+    builder = TraceBuilder()
+    a, b = builder.node("a", "Placeholder"), builder.node("b", "Placeholder")
+    attributes = {"transpose_a": False, "transpose_b": False, "T": "float32"}
+    product = builder.node("fc/MatMul", "MatMul", inputs=[(a, 0), (b, 0)], attributes=attributes)
+    relu = builder.node("fc/Relu", "Relu", inputs=[(product, 0)], attributes={"T": "float32"})
+    operands = [builder.execution(a, outputs=[("float32", [2, 3])]), builder.execution(b, outputs=[("float32", [3, 5])])]
+    middle = builder.execution(product, inputs=[builder.tensor(e) for e in operands], outputs=[("float32", [2, 5])])
+    builder.execution(relu, inputs=[builder.tensor(middle)], outputs=[("float32", [2, 5])])
+    builder.step(builder.end_structure(), start=[0, 0, 0, 30_000], done=[0, 0, 30_000, 40_000])
+    return builder.build({"workload": "dense", "mode": "inference", "stage": "source", "inter_threads": 1})

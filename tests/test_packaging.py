@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy
 import pytest
+from small import dense
 
 import fathom_trace
-from fathom_trace.builder import TraceBuilder
 from fathom_trace.store import save
 
 ROOT = Path(__file__).parents[1]
@@ -54,20 +54,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trace_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A stored trace: a product [2, 3] x [3, 5] that takes 30 us, then a ReLU of 10 us."""
-    builder = TraceBuilder()
-    a, b = builder.node("a", "Placeholder"), builder.node("b", "Placeholder")
-    product = builder.node(
-        "fc/MatMul", "MatMul", inputs=[(a, 0), (b, 0)], attributes={"transpose_a": False, "transpose_b": False, "T": "float32"}
-    )
-    relu = builder.node("fc/Relu", "Relu", inputs=[(product, 0)], attributes={"T": "float32"})
-    left = builder.execution(a, outputs=[("float32", [2, 3])])
-    right = builder.execution(b, outputs=[("float32", [3, 5])])
-    middle = builder.execution(product, inputs=[builder.tensor(left), builder.tensor(right)], outputs=[("float32", [2, 5])])
-    builder.execution(relu, inputs=[builder.tensor(middle)], outputs=[("float32", [2, 5])])
-    builder.step(builder.end_structure(), start=[0, 0, 0, 30_000], done=[0, 0, 30_000, 40_000])
-    file = tmp_path_factory.mktemp("trace") / "small.h5"
-    save(builder.build({"workload": "small", "mode": "inference", "stage": "source", "inter_threads": 1}), file)
+    file = tmp_path_factory.mktemp("trace") / "dense.h5"
+    save(dense(), file)
     return file
 
 

@@ -7,8 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from small import dense
+from without_tensorflow import run_without_tensorflow
 
 from fathom_trace.cli import COMMANDS
+from fathom_trace.store import save
 
 ROOT = Path(__file__).parents[1]
 HEAVY = ("tensorflow", "keras", "h5py", "numpy", "networkx", "pandas", "google.protobuf")
@@ -51,3 +54,28 @@ def test_help_of_a_command_imports_that_command_only(command: str) -> None:
 @pytest.mark.parametrize("command", ["workloads", "exporters"])
 def test_listing_imports_no_tensorflow(command: str) -> None:
     assert imported(command).isdisjoint(("tensorflow", "keras", "h5py", "networkx", "pandas"))
+
+
+COMMAND_LINE = "from fathom_trace.cli import run\nsys.exit(run(sys.argv[1:]))"
+
+
+def test_all_but_capture_works_where_tensorflow_cannot_be_imported(tmp_path: Path) -> None:
+    save(dense(), tmp_path / "mlp.h5")
+    lines = [
+        "info mlp.h5", "ops mlp.h5 --by layer", "ops mlp.h5 --by phase", "ops mlp.h5 --by kind", "whatif mlp.h5 --speedup MatMul=10",
+        "whatif mlp.h5 --speedup layer:*=2 --sweep kind:gemm=1..10", "export mlp.h5 scale-sim", "check mlp-scale_sim",
+        "convert mlp.h5 mlp.pb", "workloads", "exporters", "exporters scale-sim",
+    ]  # fmt: skip
+    for words in [*lines, *(f"workloads {p.stem}" for p in sorted((ROOT / "workloads").glob("*.py")))]:
+        done = run_without_tensorflow(COMMAND_LINE, *words.split(), folder=tmp_path)
+        assert (done.returncode, done.stderr) == (0, ""), words
+        assert done.stdout
+
+
+def test_capture_says_that_tensorflow_is_missing(tmp_path: Path) -> None:
+    done = run_without_tensorflow(COMMAND_LINE, "capture", "vgg", "--preset", "tiny", folder=tmp_path)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.startswith("fathom-trace: TensorFlow ")
+    assert done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,7 @@
-"""Run a workload under full tracing and write what it executed. A trace that is not complete is written too, with exit status 1."""
+"""Run a program under full tracing and write what it executed. A trace that is not complete is written too, with exit status 1.
+
+The program is a workload, or one of your own: a Keras file, a SavedModel folder, or file.py:callable.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +17,16 @@ if TYPE_CHECKING:
 
 EXAMPLES = (
     "fathom-trace capture vgg",
-    "fathom-trace capture vgg --mode inference --preset tiny --batch-size 2 --set classes=10 -o vgg.h5",
+    "fathom-trace capture vgg --mode inference --preset tiny --batch-size 2 --set classes=100 -o small.h5",
+    "fathom-trace capture model.keras --batch-size 4 --loss mse --optimizer sgd",
 )
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("workload", metavar="WORKLOAD", help="one that `fathom-trace workloads` lists; - and _ are the same")
+    parser.add_argument("program", metavar="WORKLOAD", help="one that `fathom-trace workloads` lists, or a program of your own")
     parser.add_argument("--mode", default="training", help="training or inference (default: training)")
-    parser.add_argument("--preset", default="seminal", metavar="P", help="a named choice of options (default: seminal)")
+    parser.add_argument("--preset", default="seminal", metavar="P", help="a workload's named choice of options (default: seminal)")
     parser.add_argument("--batch-size", type=at_least(1), default=0, metavar="N", help="samples in a step (default: the preset's)")
     parser.add_argument(
         "--steps", type=_steps, default=0, metavar="N", help="traced steps, or auto: 3 to 12 in about a minute (default)"
@@ -44,34 +48,55 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data", metavar="DIR", help="read real inputs from there; `fathom-trace workloads NAME` says in which format"
     )
-    parser.add_argument("-o", "--output", metavar="FILE", help="the trace: .h5 or .pb (default: WORKLOAD-MODE.h5)")
     add_settings(parser, "workload")
-    add_force(parser)
-    add_json(parser)
-
-
-def _steps(text: str) -> int:
-    return 0 if text == "auto" else at_least(1)(text)
+    own = parser.add_argument_group("programs of your own")
+    own.add_argument("--shape", type=_shape, action="append", default=[], metavar="INPUT=2,3", help="the whole shape of an input")
+    own.add_argument("--signature", default="", metavar="NAME", help="the signature of a SavedModel")
+    own.add_argument("--loss", default="", metavar="NAME", help="what to train a Keras model by")
+    own.add_argument("--optimizer", default="", metavar="NAME", help="what to train a Keras model with")
+    output = parser.add_argument_group("output")
+    output.add_argument("-o", "--output", metavar="FILE", help="the trace: .h5 or .pb (default: WORKLOAD-MODE.h5)")
+    add_force(output)
+    add_json(output)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Refuse what cannot work, capture, check, write, print a summary."""
-    from fathom_trace.capture import CaptureRequest, Plan, capture_workload
-    from fathom_trace.capture.environment import STAGES
+    from fathom_trace.capture import capture_request
     from fathom_trace.destination import check_file
-    from fathom_trace.errors import UnknownNameError
-    from fathom_trace.options import parse_pairs
     from fathom_trace.store import save
     from fathom_trace.summary import print_summary, summarize
     from fathom_trace.terminal import ProgressBar, print_json
+
+    request = request_of(arguments)
+    file = check_file(Path(arguments.output or default_name(request)), arguments.force)
+    with ProgressBar() as progress:
+        trace = capture_request(request, progress)
+        progress("writing", 0, 1)
+        save(trace, file, force=arguments.force)
+    summary = summarize(trace, file)
+    print_json(summary.to_dict()) if arguments.json else print_summary(summary)
+    return 0 if summary.checks.complete else 1
+
+
+def request_of(arguments: argparse.Namespace) -> CaptureRequest:
+    """What the arguments ask for.
+
+    Raises:
+        UnknownNameError: there is no such workload, mode or stage.
+        OptionError: a setting is malformed.
+    """
+    from fathom_trace.capture import CaptureRequest, Plan, is_target
+    from fathom_trace.capture.environment import STAGES
+    from fathom_trace.errors import UnknownNameError
+    from fathom_trace.options import parse_pairs
     from fathom_trace.workload import choose_mode
     from fathom_trace.workloads import REGISTRY
 
-    name = REGISTRY.resolve(arguments.workload)
     if arguments.stage not in STAGES:
         raise UnknownNameError("stage", arguments.stage, STAGES)
-    request = CaptureRequest(
-        workload=name,
+    return CaptureRequest(
+        workload=arguments.program if is_target(arguments.program) else REGISTRY.resolve(arguments.program),
         mode=choose_mode(arguments.mode),
         preset=arguments.preset,
         batch_size=arguments.batch_size,
@@ -87,18 +112,26 @@ def run(arguments: argparse.Namespace) -> int:
             memory_steps=arguments.memory_steps,
         ),
         command_line=shlex.join(arguments.command_line),
+        shapes=dict(arguments.shape),
+        signature=arguments.signature,
+        loss=arguments.loss,
+        optimizer=arguments.optimizer,
     )
-    file = check_file(Path(arguments.output or default_name(request)), arguments.force)
-    with ProgressBar() as progress:
-        trace = capture_workload(request, progress)
-        progress("writing", 0, 1)
-        save(trace, file, force=arguments.force)
-    summary = summarize(trace, file)
-    print_json(summary.to_dict()) if arguments.json else print_summary(summary)
-    return 0 if summary.checks.complete else 1
 
 
 def default_name(request: CaptureRequest) -> str:
-    """The trace's file name: the workload, what is not the default, the mode."""
-    parts = [request.workload, request.preset, request.mode, request.plan.stage]
+    """The trace's file name: the program, what is not the default, the mode."""
+    program = request.workload.rpartition(":")[2] if ".py:" in request.workload else Path(request.workload).resolve().stem
+    parts = [program, request.preset, request.mode, request.plan.stage]
     return "-".join(p for p in parts if p not in ("seminal", "source")) + ".h5"
+
+
+def _steps(text: str) -> int:
+    return 0 if text == "auto" else at_least(1)(text)
+
+
+def _shape(text: str) -> tuple[str, tuple[int, ...]]:
+    name, sign, sizes = text.rpartition("=")
+    if not sign or not name:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a shape; write for example --shape image=8,224,224,3")
+    return name, tuple(at_least(0)(size) for size in sizes.split(",") if size)

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     from fathom_trace.exporter import ExportReport
 
+TOP = 8
+
 EXAMPLES = ("fathom-trace export vgg-training.h5 scale-sim", "fathom-trace export vgg-training.h5 scale-sim -o /tmp/vgg --force")
 
 
@@ -50,6 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _print(report: ExportReport, folder: Path) -> None:
+    from fathom_trace.exporter import REPORT_NAME
     from fathom_trace.terminal import print_table
     from fathom_trace.units import format_count, format_ns, format_share
 
@@ -65,8 +68,12 @@ def _print(report: ExportReport, folder: Path) -> None:
     whole = totals["time_ns"]["total"] or 1
     if report.skipped:
         print("skipped, by time")
-    for item in sorted(report.skipped, key=lambda s: -s.time_ns):
+    longest = sorted(report.skipped, key=lambda s: -s.time_ns)
+    for item in longest[:TOP]:
         print(f"  {format_share(item.time_ns / whole):>6}  {item.executions} x {item.op}: {item.reason}")
+    if len(longest) > TOP:
+        left = sum(s.time_ns for s in longest[TOP:]) / whole
+        print(f"  {format_share(left):>6}  {len(longest) - TOP} more op types, listed in {REPORT_NAME}")
     for kind, lines in (("approximated", report.approximations), ("note", report.notes)):
         for line in lines:
             print(f"{kind}: {line}")

@@ -31,13 +31,25 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print_summary(summary)
         print("\nprovenance")
-        print_pairs([(key, _text(plain(value))) for key, value in trace.provenance.items()], indent="  ")
+        print_pairs(
+            [(key, _text(key, plain(value))) for key, value in trace.provenance.items() if value not in ("", [], {})], indent="  "
+        )
         print("\nrows of its tables")
         print_pairs([(name, f"{rows:,}") for name, rows in sizes.items()], indent="  ")
     return 0
 
 
-def _text(value: object) -> str:
+def _text(key: str, value: object) -> str:
+    """A value of the provenance: with its unit where the key names one, of long lists the median."""
+    from statistics import median
+
+    from fathom_trace.units import format_bytes, format_ns
+
     if isinstance(value, dict):
-        return ", ".join(f"{k} {_text(v)}" for k, v in value.items())
-    return ", ".join(map(_text, value)) if isinstance(value, list) else str(value)
+        return ", ".join(f"{k} {_text(k, v)}" for k, v in value.items())
+    if isinstance(value, list):
+        is_long = len(value) > 3 and key.endswith(("_ns", "_bytes"))
+        return f"{_text(key, median(value))} (median of {len(value)})" if is_long else ", ".join(_text(key, v) for v in value)
+    if isinstance(value, int | float) and not isinstance(value, bool) and key.endswith(("_ns", "_bytes")):
+        return format_ns(value) if key.endswith("_ns") else format_bytes(value)
+    return str(value)

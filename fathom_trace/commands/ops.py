@@ -1,13 +1,25 @@
-"""Where the time goes: a table by op type, kind, layer or phase, with the work that was done in it."""
+"""Where the time of a step goes, by op type, kind, layer or phase, and the work that was done in it.
+
+Times run from an operation's start until its successors have been told, and are medians over the traced steps. FLOPs are twice the MACs
+plus one for each elementwise operation. What is not known shows as `?`, or as `>=` where only a part of it is known.
+"""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fathom_trace.arguments import add_json, add_trace, at_least
 
-EXAMPLES = ("fathom-trace ops vgg-training.h5", "fathom-trace ops vgg-training.h5 --by layer --top 20 --csv")
+if TYPE_CHECKING:
+    from fathom_trace.profile import Profile, Row
+
+EXAMPLES = (
+    "fathom-trace ops vgg-training.h5",
+    "fathom-trace ops vgg-training.h5 --by layer --top 20",
+    "fathom-trace ops vgg-training.h5 --csv",
+)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -16,10 +28,63 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--by", default="op", help="op (default), kind, layer or phase")
     parser.add_argument("--top", type=at_least(1), metavar="N", help="rows to print (default: all)")
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--csv", action="store_true", help="print key,count,time_ns,share,macs,flops,bytes")
+    form.add_argument("--csv", action="store_true", help="print key,count,time_ns,share,macs,flops,bytes; an unknown cost is empty")
     add_json(form)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the table."""
+    from dataclasses import replace
+
+    from fathom_trace.profile import profile
+    from fathom_trace.store import load
+    from fathom_trace.terminal import print_json
+
+    found = profile(load(Path(arguments.file)), by=arguments.by)
+    shown = replace(found, rows=found.rows[: arguments.top])
+    if arguments.json:
+        print_json(shown.to_dict())
+    elif arguments.csv:
+        print(shown.to_csv(), end="")
+    else:
+        _print(shown, len(found.rows))
     return 0
+
+
+def _print(found: Profile, groups: int) -> None:
+    from fathom_trace.terminal import print_table
+    from fathom_trace.units import format_ns, format_share
+
+    print_table(
+        (found.by, "count", "time", "share", "MACs", "FLOPs", "bytes", "GFLOP/s", "FLOP/B"), [_cells(row) for row in found.rows]
+    )
+    if len(found.rows) < groups:
+        print(f"and {groups - len(found.rows)} more")
+    whole = "" if found.total_ns is None else f"{format_ns(found.total_ns)} of op time in a step; "
+    print(f"\n{whole}{len(found.steps)} traced steps")
+    shares = (
+        f"{name} {format_share(c.executions)}" + ("" if c.time is None else f" ({format_share(c.time)} of the time)")
+        for name, c in found.coverage.items()
+    )
+    print(f"known for this share of executions: {', '.join(shares)}")
+    if found.uncovered:
+        print(f"FLOPs unknown: {', '.join(f'{count} x {op}' for op, count in found.uncovered.items())}")
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    from fathom_trace.units import format_count, format_ns, format_share
+
+    def cost(whole: int | None, part: int) -> str:
+        return format_count(whole) if whole is not None else f">={format_count(part)}" if part else "?"
+
+    return (
+        row.key,
+        f"{row.count:,}",
+        "-" if row.time_ns is None else format_ns(row.time_ns),
+        "-" if row.share is None else format_share(row.share),
+        cost(row.macs, row.known_macs),
+        cost(row.flops, row.known_flops),
+        cost(row.bytes, row.known_bytes),
+        "-" if row.gflops_per_s is None else f"{row.gflops_per_s:.3g}",
+        "-" if row.intensity is None else f"{row.intensity:.3g}",
+    )
