@@ -42,9 +42,15 @@ def save(trace: Trace, path: PathLike, force: bool = False) -> None:
 
     Raises:
         TraceFileError: the suffix is unknown, `path` exists and `force` is not set, or the system refuses to write.
+        TraceError: the trace holds texts that no reader would accept.
     """
+    from fathom_trace.store.columns import check_texts
+
     destination = Path(path)
-    _format_of(destination).write(trace, destination, force)
+    module = format_of(destination)
+    check_replaceable(destination, force)
+    check_texts(trace)
+    module.write(trace, destination, force)
 
 
 def load(path: PathLike) -> Trace:
@@ -57,7 +63,7 @@ def load(path: PathLike) -> Trace:
     if source.name.endswith(PARTIAL):
         raise TraceFileError(f"{source} is an unfinished trace, left by a program that was stopped while writing it; capture it again")
     try:
-        return _format_of(source).read(source)
+        return format_of(source).read(source)
     except TraceError as error:
         raise TraceFileError(f"{source}: {error}") from None
     except MemoryError:
@@ -71,12 +77,17 @@ def convert(source: PathLike, destination: PathLike, force: bool = False) -> Non
         TraceFileError: as `load` and `save`.
     """
     target = Path(destination)
-    _format_of(target)
+    format_of(target)
     check_replaceable(target, force)
     save(load(source), target, force)
 
 
-def _format_of(path: Path) -> Format:
+def format_of(path: Path) -> Format:
+    """What reads and writes `path`, by its suffix.
+
+    Raises:
+        TraceFileError: the suffix is unknown.
+    """
     module = FORMATS.get(path.suffix.lower())
     if module is None:
         raise TraceFileError(f"{path} is not a trace's file name; give it the suffix .h5 or .hdf5 (HDF5), or .pb (protobuf)")

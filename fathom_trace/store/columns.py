@@ -165,20 +165,28 @@ def provenance_text(trace: Trace) -> bytes:
 
 
 def assemble(tables: Iterable[Table], provenance: bytes) -> Trace:
-    """The `Trace` made of what a file held, checked beyond what `Trace` itself checks: names and attributes must be readable.
+    """The `Trace` made of what a file held.
 
     Raises:
         TraceError: the parts contradict each other, or a text is not what it should be.
     """
-    content = _json_object(provenance, PROVENANCE)
     named: dict[str, Any] = {table.name: table for table in tables}
-    trace = Trace(**named, provenance=content)
+    trace = Trace(**named, provenance=_json_object(provenance, PROVENANCE))
+    check_texts(trace)
+    return trace
+
+
+def check_texts(trace: Trace) -> None:
+    """What `Trace` itself takes on trust until it is asked: names are UTF-8, attributes are JSON objects. True of every stored trace.
+
+    Raises:
+        TraceError: a text is not.
+    """
     texts = trace.strings.values
     for table in (trace.nodes, trace.source_nodes):
         for row in np.unique(table.attributes).tolist():
             if texts[row]:
                 _json_object(texts[row], f"{table.name}.attributes")
-    return trace
 
 
 def _json_object(text: str | bytes, where: str) -> dict[str, Any]:

@@ -94,13 +94,13 @@ def read(path: Path) -> Trace:
 def _image(trace: Trace, level: int) -> memoryview:
     """The bytes of the HDF5 file."""
     buffer = io.BytesIO()
-    with h5py.File(buffer, "w", libver=("v110", "v110")) as file:
+    with _new_file(buffer) as file:
         file.attrs["format"] = np.bytes_(FORMAT)
         file.attrs["version"] = np.int32(VERSION)
         _put(file.id, PROVENANCE, np.frombuffer(provenance_text(trace), np.uint8), level)
         for name, table in trace.tables().items():
             if len(table):
-                group = h5py.h5g.create(file.id, name.encode())
+                group = h5py.h5g.create(file.id, name.encode(), gcpl=_without_times(h5py.h5p.GROUP_CREATE))
                 stored = encode(type(table), {key: getattr(table, key) for key in table.columns()})
                 for key, column in stored_columns(type(table)).items():
                     dataset = _put(group, key, narrowest(stored[key]), level)
@@ -108,10 +108,24 @@ def _image(trace: Trace, level: int) -> memoryview:
     return buffer.getbuffer()
 
 
+def _new_file(buffer: io.BytesIO) -> h5py.File:
+    """An HDF5 file in memory. It holds no time of creation, so that the same trace always makes the same bytes."""
+    access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
+    access.set_libver_bounds(h5py.h5f.LIBVER_V110, h5py.h5f.LIBVER_V110)
+    access.set_fclose_degree(h5py.h5f.CLOSE_STRONG)
+    access.set_fileobj_driver(h5py.h5fd.fileobj_driver, buffer)
+    return h5py.File(h5py.h5f.create(b"trace", h5py.h5f.ACC_TRUNC, _without_times(h5py.h5p.FILE_CREATE), access))
+
+
+def _without_times(kind: Any) -> Any:
+    properties = h5py.h5p.create(kind)
+    properties.set_obj_track_times(False)
+    return properties
+
+
 def _put(group: Any, name: str, values: Array, level: int) -> Any:
     """Write one dataset; returns it."""
-    layout = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-    layout.set_obj_track_times(False)
+    layout = _without_times(h5py.h5p.DATASET_CREATE)
     if values.nbytes <= COMPACT_BYTES:
         layout.set_layout(h5py.h5d.COMPACT)
     else:
@@ -136,7 +150,8 @@ def _describe(dataset: Any, column: StoredColumn) -> None:
 
 
 def _decoded_bytes(trace: Trace) -> int:
-    return sum(getattr(table, key).nbytes for table in trace.tables().values() for key in table.columns())
+    columns = (getattr(table, key) for table in trace.tables().values() for key in table.columns())
+    return len(provenance_text(trace)) + sum(int(values.nbytes) for values in columns)
 
 
 # --- reading ------------------------------------------------------------------------------------------------------------------------

@@ -114,10 +114,7 @@ class Reader:
             if skipped >> number & 1:
                 continue
             if dataset.filters[number] == h5py.h5z.FILTER_DEFLATE:
-                inflater = zlib.decompressobj()
-                raw = inflater.decompress(raw, expected)
-                if not inflater.eof and inflater.decompress(inflater.unconsumed_tail, 1):
-                    raise ValueError("a chunk holds more than it declares")
+                raw = _inflated(raw, expected)
             elif len(raw) == expected:
                 raw = np.frombuffer(raw, np.uint8).reshape(dataset.dtype.itemsize, -1).T.tobytes()
         if len(raw) != expected:
@@ -149,6 +146,17 @@ class Reader:
 
     def _refuse(self, what: str, problem: str) -> NoReturn:
         raise TraceFileError(f"{self.path} is damaged or not a trace: {what} {problem}")
+
+
+def _inflated(packed: bytes, expected: int) -> bytes:
+    """What a deflate stream holds, which must end within `expected` bytes and with its checksum."""
+    inflater = zlib.decompressobj()
+    result = inflater.decompress(packed, expected)
+    if not inflater.eof and inflater.decompress(inflater.unconsumed_tail, 1):
+        raise ValueError("a chunk holds more than it declares")
+    if not inflater.eof:
+        raise ValueError("a chunk ends too early")
+    return result
 
 
 def check_marker(root: Any, path: Path) -> None:
