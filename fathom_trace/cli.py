@@ -23,6 +23,7 @@ COMMANDS = {
     "capture": "run a workload once under full tracing and write what it executed",
     "info": "say what a trace holds, how it came about and whether it is sound",
     "ops": "where the time goes: a table by op type, kind, layer or phase",
+    "memory": "what a step allocates: live bytes, the peak and what it consists of",
     "whatif": "project what faster operations do to the whole program",
     "export": "write a trace in the format of a simulator or viewer",
     "check": "parse an export again, as strictly as its target does",

@@ -28,6 +28,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "loops",
         "addresses",
         "profile",
+        "memory",
         "workload",
         "parameters",
         "data",
