@@ -177,8 +177,7 @@ class _Linker:
         return _Product(node, first, second, self.graph.variable(first), self.graph.variable(second))
 
     def _forward_layers(self, products: dict[int, _Product | None]) -> None:
-        """Forward nodes by the trained variable they compute with, and from these the scopes that stand for layers."""
-        trainable = self.trace.variables.trainable
+        """Forward nodes by the variable they compute with, and from these the scopes that stand for layers."""
         for node in np.flatnonzero(self.phase.is_phase(FORWARD)).tolist():
             product, op = products.get(node), self.graph.ops[node]
             if product is not None:
@@ -189,7 +188,7 @@ class _Linker:
                     used |= set(self.trace.nodes.read[self.trace.nodes.row_values("read", node)].tolist())
             else:
                 continue
-            layers = {self.scopes.layer_of_variable[v] for v in used if v >= 0 and trainable[v]} - {""}
+            layers = {self.scopes.layer_of_variable[v] for v in used if v >= 0} - {""}
             if len(layers) == 1:
                 layer = layers.pop()
                 self.layer[node], self.evidence[node] = layer, GRAPH
@@ -386,8 +385,8 @@ class _Linker:
                 self._place(node, self.scopes.layer_of_variable[variable], GRAPH)
 
     def _forms_gradient(self, node: int) -> bool:
-        """True for a sum of gradients: the scope of TensorFlow's AddN names no layer."""
-        return self.graph.ops[node] in ("AddN", "AddV2", "Identity") and not self.scopes.layer_of_name(self.inner[node])
+        """True for what TensorFlow puts gradients together with, such as AddN: its name has the scope of no layer."""
+        return not self.scopes.layer_of_name(self.inner[node])
 
     # --- by names ---------------------------------------------------------------------------------------------------------------
 

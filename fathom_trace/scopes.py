@@ -75,7 +75,8 @@ class LayerScopes:
         """
         self._nodes = frozenset(nodes)
         scopes = [tuple(name.partition(":")[0].split("/")[:-1]) for name in variables]
-        trained = [scope for scope, is_trained in zip(scopes, trainable, strict=True) if is_trained and scope]
+        is_weight = trainable if any(trainable) else [True] * len(scopes)
+        trained = [scope for scope, is_one in zip(scopes, is_weight, strict=True) if is_one and scope]
         shared = _shared_prefix(trained)
         own = [scope[shared:] if scope in trained else scope for scope in scopes]
         self.layer_of_variable: list[str] = []
@@ -91,9 +92,8 @@ class LayerScopes:
         """A node of this name computes with a variable of this layer: its scope stands for the layer."""
         scope = tuple(inner.split("/")[:-1])
         layer_path = tuple(layer.split("/"))
-        if not scope:
-            return
-        if not _alike(scope[-1], layer_path[-1]):
+        self._layers.add(layer_path)
+        if not scope or not _alike(scope[-1], layer_path[-1]):
             return
         if self._layer_of_scope.setdefault(scope, layer) != layer:
             self._ambiguous.add(scope)

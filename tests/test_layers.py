@@ -182,6 +182,40 @@ def test_unscoped_products_are_layers_of_their_own_name() -> None:
     assert found.of("gradients/mm_grad/MatMul_1") == ("mm", "filter_grad", "mm", GRAPH)
 
 
+def test_untrained_weights_make_layers_too() -> None:
+    """A target network's variables are not trained, but what multiplies by them has a layer."""
+    hand = Hand()
+    trained, target = hand.variable("conv1/kernel", (3, 4)), hand.variable("target/conv1/kernel", (3, 4), trainable=False)
+    x = hand.feed("x", (2, 3))
+    for scope, variable in (("conv1", trained), ("target/conv1", target)):
+        product = hand.op(f"{scope}/MatMul", "MatMul", x, hand.read(f"{scope}/ReadVariableOp", variable, (3, 4)), shape=(2, 4))
+        hand.op(f"{scope}/Relu", "Relu", product, shape=(2, 4))
+    found = Found(hand.build())
+    assert [found.layer(f"{scope}/{op}") for scope in ("conv1", "target/conv1") for op in ("MatMul", "Relu")] == [
+        "conv1", "conv1", "target/conv1", "target/conv1",
+    ]  # fmt: skip
+
+
+def test_a_bundle_of_gradients_mixes_nothing() -> None:
+    """Clipped one by one, then through one IdentityN, as Keras does: each gradient keeps its variable."""
+    hand = Hand()
+    x = hand.feed("x", (2, 3))
+    variables = [hand.variable(f"{name}/kernel", (3, 4)) for name in ("a", "b")]
+    ys = [hand.op(f"y{i}", "MatMul", x, hand.read(f"r{i}", v, (3, 4)), shape=(2, 4)) for i, v in enumerate(variables)]
+    hand.fetch(hand.op("loss", "Sum", hand.op("both", "AddV2", *ys, shape=(2, 4))), "loss")
+    dy = hand.op("dy", "Fill", hand.const("s", (2,), "int32"), shape=(2, 4))
+    clipped = [
+        hand.op(f"clip{i}", "Square", hand.op(f"dw{i}", "MatMul", x, dy, shape=(3, 4), transpose_a=True), shape=(3, 4)) for i in (0, 1)
+    ]
+    bundle = hand.op("bundle", "IdentityN", *clipped, outputs=[("float32", (3, 4))] * 2)
+    for i, (_, handle) in enumerate(variables):
+        gradient = Value(bundle.node, bundle.execution, i)
+        hand.op(f"u{i}", "ResourceApplyGradientDescent", handle, hand.const(f"c{i}"), gradient, outputs=[], writes=[i])
+    found = Found(hand.build())
+    assert [found.layer(f"clip{i}") for i in (0, 1)] == ["a", "b"]
+    assert [found.of(f"dw{i}") for i in (0, 1)] == [("a", "filter_grad", "y0", GRAPH), ("b", "filter_grad", "y1", GRAPH)]
+
+
 def test_fused_and_onednn_spellings_are_linked_too() -> None:
     hand = Hand()
     kernel = hand.variable("c/kernel", (3, 3, 2, 4))
