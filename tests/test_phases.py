@@ -198,15 +198,19 @@ def test_slots_that_nobody_declared_are_found_by_what_reads_them() -> None:
     }
 
 
-def test_a_penalty_by_elementwise_ops_is_still_backward() -> None:
-    """sum(w w): its gradient 1 x (2 w) has the variable's shape before it is added to the rest."""
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_penalty_by_elementwise_ops_is_still_backward(scaled: bool) -> None:
+    """sum(w w), or 0.01 sum(w w): its gradient c x (2 w) has the variable's shape before it is added to the rest."""
     made = Dense()
     weight = made.hand.read("penalty/read", made.variable, (3, 5))
     square = made.hand.op("penalty/Square", "Square", weight, shape=(3, 5))
     penalty = made.hand.op("penalty/Sum", "Sum", square, made.hand.const("penalty/axes", (2,), "int32"))
-    total = made.hand.op("total", "AddV2", made.loss, penalty)
-    made.hand.fetch(total, "loss")
-    tile = made.hand.op("d/Tile", "Tile", made.hand.const("d/one"), made.hand.const("d/shape", (2,), "int32"), shape=(3, 5))
+    factor, one = made.hand.const("penalty/factor"), made.hand.const("d/one")
+    if scaled:
+        penalty = made.hand.op("penalty/Mul", "Mul", penalty, factor)
+        one = made.hand.op("d/scale", "Mul", one, factor)
+    made.hand.fetch(made.hand.op("total", "AddV2", made.loss, penalty), "loss")
+    tile = made.hand.op("d/Tile", "Tile", one, made.hand.const("d/shape", (2,), "int32"), shape=(3, 5))
     double = made.hand.op("d/Mul", "Mul", weight, made.hand.const("d/two"), shape=(3, 5))
     both = made.hand.op("d/Mul_1", "Mul", tile, double, shape=(3, 5))
     added = made.hand.op("AddN", "AddN", both, made.dw, shape=(3, 5))
