@@ -17,7 +17,7 @@ from fathom_trace import tables as t
 from fathom_trace.builder import TraceBuilder
 from fathom_trace.errors import TraceError
 from fathom_trace.store import proto
-from fathom_trace.store.columns import COLUMNS, DIFFERENCES, decode, encode, narrowest
+from fathom_trace.store.columns import COLUMNS, DIFFERENCES, by_execution, decode, encode, narrowest
 from fathom_trace.trace import Trace
 
 SUFFIXES = (".h5", ".hdf5", ".pb")
@@ -130,6 +130,16 @@ def test_times_are_stored_as_the_formulas_say() -> None:
         "end": [150 - 110, 175 - 170],
         "done": [160 - 150, 180 - 175],
     }
+
+
+def test_rows_of_times_stand_execution_by_execution() -> None:
+    """Executions 0 and 1 make one structure, 2 another; steps ran the first, the second, nothing, the first: rows 0 1 | 2 | 3 4."""
+    structures = t.Structures(execution_offsets=[0, 2, 3], execution=[0, 1, 2])
+    columns = {key: np.zeros(4, spec.dtype) for key, spec in t.Steps.columns().items()}
+    steps = t.Steps(**columns | {"structure": np.array([0, 1, -1, 0])})
+    assert by_execution(structures, steps, 5).tolist() == [0, 3, 1, 4, 2]
+    with pytest.raises(TraceError, match="step_times has 6 rows where its steps have 5 executions"):
+        by_execution(structures, steps, 6)
 
 
 def test_differences_refer_to_columns_that_exist() -> None:

@@ -109,7 +109,9 @@ def test_another_program_reads_the_file_by_the_documents_words(tmp_path: Path) -
     with h5py.File(tmp_path / "a.h5", "r") as file:
         offsets, text = file["strings/text_offsets"][:], file["strings/text"][:].tobytes()
         names = [text[offsets[i] : offsets[i + 1]].decode() for i in file["nodes/node_name"]]
-        d = {key: file[f"step_times/{key}"][:].astype("int64") for key in ("scheduled", "start", "end", "done")}
+        d = {
+            key: file[f"step_times/{key}"][:].astype("int64") for key in ("scheduled", "start", "end", "done")
+        }  # one step: no transposing
         assert file["step_times/end"].attrs["stored"] == b"end[i] - start[i]"
         assert file["step_times/end"].attrs["unit"] == b"ns after the step's origin"
     assert names == ["A", "B", "C", "D"]

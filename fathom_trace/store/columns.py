@@ -2,8 +2,8 @@
 
 Both formats store the same numbers under the same names. Most columns are stored as they are. Times are stored as differences that
 take one or two bytes: an execution is scheduled, and starts, close to the moment at which the row before it was done, and what it
-does is short; so are the steps from start to end and from end to done. (On real traces that takes a seventh less than the difference
-between one scheduled time and the next.) Differences wrap around at 2^64, so any four int64 values survive.
+does is short; so are the steps from start to end and from end to done. (On real traces that takes an eighth less than differences of one
+scheduled time to the next.) Differences wrap around at 2^64, so any four int64 values survive.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fathom_trace.errors import TraceError
-from fathom_trace.tables import TABLES, Array, Column, Table
+from fathom_trace.tables import TABLES, Array, Column, Steps, Structures, Table
 from fathom_trace.trace import SCHEMA_VERSION, Trace
 
 FORMAT = "fathom-trace"
@@ -145,6 +145,25 @@ def fit(column: StoredColumn, values: Array) -> Array:
         if int(values.min()) < low or int(values.max()) > high:
             raise TraceError(f"trace is damaged: {column.table}.{column.key}: holds a value that is no {dtype}")
     return values.astype(dtype, copy=False)
+
+
+def by_execution(structures: Structures, steps: Steps, rows: int) -> NDArray[np.int64]:
+    """The `rows` rows of `step_times` execution by execution: the first of every step that ran it, then the second, and so on.
+
+    Times of one execution resemble each other from step to step, so in this order they deflate better: a training step of VGG by 7%.
+
+    Raises:
+        TraceError: the steps ran something that does not exist, or not as many executions as there are rows.
+    """
+    ran = steps.structure[steps.structure >= 0].astype(np.int64)
+    if len(ran) and int(ran.max()) >= len(structures):
+        raise TraceError("trace is damaged: steps.structure: points outside structures")
+    begins, lengths = structures.execution_offsets[ran], np.diff(structures.execution_offsets)[ran]
+    if int(lengths.sum()) != rows:
+        raise TraceError(f"trace is damaged: step_times has {rows} rows where its steps have {int(lengths.sum())} executions")
+    ends = np.cumsum(lengths)
+    executions = np.arange(rows) + np.repeat(begins - (ends - lengths), lengths)
+    return np.argsort(executions, kind="stable")
 
 
 def narrowest(values: Array) -> Array:

@@ -101,8 +101,11 @@ into each other without loss.
   are 0 and 1.
 * Ragged columns: the values of row `i` are `values[offsets[i]:offsets[i + 1]]`. Names are the table `strings` (UTF-8, any byte
   allowed), and other columns refer to its rows.
-* A column with an entry under *stored* holds that difference, with wrap-around at 2^64, as a signed integer; `[i-1]` is the row before,
-  0 for the first row. The times of `step_times` come back, with `d` for what is stored, as
+* The rows of `step_times` stand execution by execution: its rows of all traced steps that ran it, in the order of the steps, for one
+  execution after another. (Everywhere else in this document, and in the column itself, its order is step by step.) A trace with one
+  structure of `E` executions and `S` traced steps has it as an array of `E` x `S`, to be transposed.
+* A column with an entry under *stored* holds that difference, with wrap-around at 2^64, as a signed integer; `[i-1]` is the row before
+  (step by step), 0 for the first row. The times of `step_times` come back, with `d` for what is stored, as
   `done = cumsum(d.start + d.end + d.done)`, `before = [0, done[:-1]]`, `scheduled = before + d.scheduled`, `start = before + d.start`,
   `end = start + d.end`. The dataset repeats the formula in its attribute `stored`, and its unit in `unit`.
 * Datasets of up to {COMPACT_BYTES} bytes lie in their headers (compact layout); larger ones are chunked, shuffled and deflated (gzip 1).

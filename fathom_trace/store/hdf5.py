@@ -26,6 +26,7 @@ from fathom_trace.store.columns import (
     VERSION,
     StoredColumn,
     assemble,
+    by_execution,
     decode,
     encode,
     fit,
@@ -35,7 +36,7 @@ from fathom_trace.store.columns import (
 )
 from fathom_trace.store.files import reading, replacing
 from fathom_trace.store.hdf5_reader import DECODED_FREE_BYTES, DECODED_RATIO, Dataset, Reader, check_marker
-from fathom_trace.tables import TABLES, Array, Table
+from fathom_trace.tables import TABLES, Array, Steps, StepTimes, Structures, Table
 from fathom_trace.trace import Trace
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
@@ -83,28 +84,32 @@ def read(path: Path) -> Trace:
                 if group is not None:
                     found |= {c.path: reader.dataset(group, c.key, c) for c in stored_columns(table).values()}
                     reader.check_rows(table, found)
-            tables = [_table(table, reader, found) for table in TABLES]
+            tables: dict[str, Table] = {}
+            for table in TABLES:
+                tables[table.name] = _table(table, reader, found, tables)
             provenance = reader.values(found[PROVENANCE]).tobytes()
-        return assemble(tables, provenance)
+        return assemble(tables.values(), provenance)
 
 
 # --- writing ------------------------------------------------------------------------------------------------------------------------
 
 
 def _image(trace: Trace, level: int) -> memoryview:
-    """The bytes of the HDF5 file."""
-    buffer = io.BytesIO()
-    with _new_file(buffer) as file:
-        file.attrs["format"] = np.bytes_(FORMAT)
-        file.attrs["version"] = np.int32(VERSION)
-        _put(file.id, PROVENANCE, np.frombuffer(provenance_text(trace), np.uint8), level)
+    """The bytes of the HDF5 file.
+
+    HDF5 leaves each new dataset a header of 256 bytes, mostly empty, and packs it only when it copies the dataset: so that is done.
+    """
+    draft, buffer = io.BytesIO(), io.BytesIO()
+    with _new_file(draft) as source:
+        _put(source.id, PROVENANCE, np.frombuffer(provenance_text(trace), np.uint8), level)
         for name, table in trace.tables().items():
             if len(table):
-                group = h5py.h5g.create(file.id, name.encode(), gcpl=_without_times(h5py.h5p.GROUP_CREATE))
-                stored = encode(type(table), {key: getattr(table, key) for key in table.columns()})
-                for key, column in stored_columns(type(table)).items():
-                    dataset = _put(group, key, narrowest(stored[key]), level)
-                    _describe(dataset, column)
+                _put_table(h5py.h5g.create(source.id, name.encode(), gcpl=_without_times(h5py.h5p.GROUP_CREATE)), table, trace, level)
+        with _new_file(buffer) as file:
+            file.attrs["format"] = np.bytes_(FORMAT)
+            file.attrs["version"] = np.int32(VERSION)
+            for name in source:
+                h5py.h5o.copy(source.id, name.encode(), file.id, name.encode())
     return buffer.getbuffer()
 
 
@@ -121,6 +126,16 @@ def _without_times(kind: Any) -> Any:
     properties = h5py.h5p.create(kind)
     properties.set_obj_track_times(False)
     return properties
+
+
+def _put_table(group: Any, table: Table, trace: Trace, level: int) -> None:
+    """Write the columns of one table."""
+    stored = encode(type(table), {key: getattr(table, key) for key in table.columns()})
+    if isinstance(table, StepTimes):
+        order = by_execution(trace.structures, trace.steps, len(table))
+        stored = {key: values[order] for key, values in stored.items()}
+    for key, column in stored_columns(type(table)).items():
+        _describe(_put(group, key, narrowest(stored[key]), level), column)
 
 
 def _put(group: Any, name: str, values: Array, level: int) -> Any:
@@ -140,7 +155,7 @@ def _put(group: Any, name: str, values: Array, level: int) -> Any:
 
 
 def _describe(dataset: Any, column: StoredColumn) -> None:
-    """Unit and stored difference, as attributes. They cost nothing: HDF5 gives every dataset a header of 256 bytes, mostly empty."""
+    """Unit and stored difference, as attributes of fixed length, for whoever opens the file with other tools."""
     texts = {"unit": column.spec.unit, "stored": column.difference.formula(column.key) if column.difference else ""}
     for name, text in texts.items():
         if text:
@@ -157,12 +172,23 @@ def _decoded_bytes(trace: Trace) -> int:
 # --- reading ------------------------------------------------------------------------------------------------------------------------
 
 
-def _table(table: type[Table], reader: Reader, found: dict[str, Dataset]) -> Table:
+def _table(table: type[Table], reader: Reader, found: dict[str, Dataset], before: dict[str, Table]) -> Table:
+    """One table; `before` holds those that stand before it in a file."""
     columns = stored_columns(table)
     if not any(c.path in found for c in columns.values()):
         return table.empty()
     stored = {key: reader.values(found[c.path]) for key, c in columns.items()}
+    structures, steps = before.get(Structures.name), before.get(Steps.name)
+    if table is StepTimes and isinstance(structures, Structures) and isinstance(steps, Steps):
+        order = by_execution(structures, steps, len(next(iter(stored.values()))))
+        stored = {key: _scattered(values, order) for key, values in stored.items()}
     return table(**{key: fit(columns[key], values) for key, values in decode(table, stored).items()})
+
+
+def _scattered(values: Array, order: Array) -> Array:
+    result = np.empty_like(values)
+    result[order] = values
+    return result
 
 
 def _check_seal(file: BinaryIO, path: Path) -> int:
