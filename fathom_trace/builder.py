@@ -212,7 +212,8 @@ class TraceBuilder:
         return self.add(
             "steps", structure=structure, traced=True, client_wall_ns=span if client_wall_ns is None else client_wall_ns,
             span_ns=span, origin_ns=origin_ns, input_preparation_ns=input_preparation_ns,
-            input_preparation_bytes=input_preparation_bytes, synthetic_input=synthetic_input, recorded=len(began) if recorded is None else recorded,
+            input_preparation_bytes=input_preparation_bytes, synthetic_input=synthetic_input,
+            recorded=len(began) if recorded is None else recorded,
             produced=len(began) if produced is None else produced, complete=complete,
         )  # fmt: skip
 
@@ -229,7 +230,8 @@ class TraceBuilder:
 
     def build(self, provenance: Mapping[str, Any] | None = None) -> Trace:
         """The `Trace` of everything added; executions after the last `end_structure` form one more structure."""
-        return Trace(**self.tables(), provenance=dict(provenance or {}))
+        made: dict[str, Any] = {**self.tables()}
+        return Trace(**made, provenance=dict(provenance or {}))
 
     def tables(self) -> dict[str, t.Table]:
         """The tables of everything added, by name: for a caller that has some of them ready-made."""
