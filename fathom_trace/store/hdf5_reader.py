@@ -77,7 +77,7 @@ class Reader:
         self.stored_bytes += stored
         self.decoded_bytes += rows * max(item, np.dtype(column.spec.dtype).itemsize if column else 1)
         if self.stored_bytes > self.size_bytes:
-            self._refuse(label, "its parts overlap: together they are larger than the file")
+            self._refuse(label, "overlaps other columns: together they are larger than the file")
         if self.decoded_bytes > max(DECODED_FREE_BYTES, DECODED_RATIO * self.size_bytes):
             self._refuse(label, f"declares {self.decoded_bytes} bytes in a file of {self.size_bytes}")
         return Dataset(opened, rows, kind.dtype, chunk_rows, filters)
