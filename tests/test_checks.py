@@ -164,3 +164,15 @@ def random_trace(rng: np.random.Generator, count: int) -> Trace:
         done[i] = start[i] + lengths[i]
     builder.step(builder.end_structure(), start=start, done=done)
     return builder.build()
+
+
+@pytest.mark.capture
+def test_wrong_edges_of_a_captured_trace_are_noticed() -> None:
+    """At least 99% of deleted, added and shifted edges, by one invariant or another."""
+    pytest.importorskip("tensorflow")
+    from benchmarks.edge_mutations import KINDS, shares
+    from fathom_trace.capture import CaptureRequest, Plan, capture_workload
+
+    trace = capture_workload(CaptureRequest("vgg", preset="tiny", plan=Plan(steps=2)))
+    for kind in KINDS:
+        assert shares(trace, kind, 60, seed=1)[1] >= 0.99, kind
