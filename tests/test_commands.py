@@ -223,7 +223,7 @@ def test_capture_asks_for_what_the_defaults_of_the_interface_are() -> None:
 def test_capture_passes_on_what_it_is_told() -> None:
     words = (
         "autoenc --mode inference --preset tiny --batch-size 2 --steps 4 --warmup 0 --stage optimized --threads 2 --inter-threads 3"
-        " --memory-steps 2 --seed 5 --set a=1 --set b-c=x,y --data dir --shape in=2,3 --shape scalar= --signature s --loss mse"
+        " --memory-steps 2 --max-events 7 --seed 5 --set a=1 --set b-c=x,y --data dir --shape in=2,3 --shape scalar= --signature s --loss mse"
         " --optimizer sgd"
     )
     arguments = command_parser("capture").parse_args(words.split())
@@ -236,7 +236,7 @@ def test_capture_passes_on_what_it_is_told() -> None:
         seed=5,
         settings={"a": "1", "b_c": "x,y"},
         data=Path("dir"),
-        plan=Plan(steps=4, warmup=0, stage="optimized", threads=2, inter_threads=3, memory_steps=2),
+        plan=Plan(steps=4, warmup=0, stage="optimized", threads=2, inter_threads=3, memory_steps=2, max_events=7),
         command_line="fathom-trace capture 'a b'",
         shapes={"in": (2, 3), "scalar": ()},
         signature="s",

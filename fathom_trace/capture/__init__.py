@@ -55,6 +55,7 @@ class Plan:
     """How a program is run. `steps` 0 means automatic: 3 to 12 traced steps within about a minute.
 
     `times_parallel_iterations`: a program with loops is also timed, untraced, with the loops' own `parallel_iterations`.
+    `max_events`: keep only that many executions of a step, its first ones, and count the others as dropped; 0 keeps all.
     """
 
     steps: int = 0
@@ -64,9 +65,11 @@ class Plan:
     inter_threads: int = 1
     memory_steps: int = 1
     times_parallel_iterations: bool = True
+    max_events: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (("steps", 0), ("warmup", 0), ("threads", 0), ("inter_threads", 1), ("memory_steps", 0)):
+        lowest = {"steps": 0, "warmup": 0, "threads": 0, "inter_threads": 1, "memory_steps": 0, "max_events": 0}
+        for name, least in lowest.items():
             if getattr(self, name) < least:
                 raise OptionError(f"{name.replace('_', '-')} is {getattr(self, name)}; it must be at least {least}")
 

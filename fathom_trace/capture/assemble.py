@@ -133,8 +133,8 @@ class Assembler:
             input_preparation_bytes=context.input_preparation_bytes,
             synthetic_input=context.synthetic_input,
             recorded=structure.recorded,
-            produced=structure.recorded + structure.missing + (missing_ends if not structure.missing else 0),
-            complete=not (structure.missing or structure.surplus or missing_ends or records.total >= RECORD_CAP),
+            produced=structure.recorded + max(structure.missing or missing_ends, records.dropped),
+            complete=not (structure.missing or structure.surplus or missing_ends or records.dropped or records.total >= RECORD_CAP),
         )
         if records.memory is not None and self.memory_step is None:
             self.memory_step = step, records

@@ -29,6 +29,7 @@ def describe(plan: Plan, threads: int, has_onednn: bool) -> dict[str, Any]:
         "intra_threads": threads,
         "inter_threads": plan.inter_threads,
         "parallel_iterations": 1,
+        "max_events": plan.max_events,
         "device": "CPU" if not tf.config.list_physical_devices("GPU") else "GPU",
         "cpu_model": cpu_model(),
         "cores": available_cores(),

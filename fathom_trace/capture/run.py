@@ -239,7 +239,7 @@ def _steps(runner: Runner, assembler: Assembler, subject: Subject, plan: Plan, p
         outputs, run = runner.trace(values)
         timings.traced.append(run.wall_ns)
         timings.metadata_bytes.append(run.metadata.ByteSize())
-        records = _read(run.metadata.step_stats, assembler, with_memory=done < plan.memory_steps)
+        records = _read(run.metadata.step_stats, assembler, done < plan.memory_steps, plan.max_events)
         step = assembler.add_step(records, context(run.wall_ns))
         if observe:
             fed = {name: value for name, (_, value) in runner.lifted.captured.items()}
@@ -252,8 +252,8 @@ def _steps(runner: Runner, assembler: Assembler, subject: Subject, plan: Plan, p
     return timings
 
 
-def _read(step_stats: Any, assembler: Assembler, with_memory: bool) -> StepRecords:
-    return read_step(step_stats, assembler.node_index, assembler.signatures, with_memory)
+def _read(step_stats: Any, assembler: Assembler, with_memory: bool, limit: int) -> StepRecords:
+    return read_step(step_stats, assembler.node_index, assembler.signatures, with_memory, limit)
 
 
 def _prepare(subject: Subject) -> tuple[Values, Callable[[int], StepContext]]:

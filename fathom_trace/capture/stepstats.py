@@ -67,7 +67,10 @@ class Memory:
 
 @dataclass(frozen=True)
 class StepRecords:
-    """The records of one step, ordered by start; times are ns after `origin_ns`. `unplaced` counts records of unknown nodes by name."""
+    """The records of one step, ordered by start; times are ns after `origin_ns`. `unplaced` counts records of unknown nodes by name.
+
+    `dropped` is how many records of known nodes were left out because there were more than the capture was to keep.
+    """
 
     origin_ns: int
     node: NDArray[np.int32]
@@ -80,13 +83,16 @@ class StepRecords:
     spans: tuple[DeviceSpan, ...]
     memory: Memory | None
     total: int
+    dropped: int = 0
 
     def __len__(self) -> int:
         return len(self.node)
 
 
-def read_step(step_stats: Any, node_index: Mapping[str, int], signatures: Signatures, with_memory: bool = False) -> StepRecords:
-    """The records of a `StepStats` message for the nodes in `node_index` (name to number)."""
+def read_step(
+    step_stats: Any, node_index: Mapping[str, int], signatures: Signatures, with_memory: bool = False, limit: int = 0
+) -> StepRecords:
+    """The records of a `StepStats` message for the nodes in `node_index` (name to number); with `limit`, the first so many by start."""
     nodes: list[int] = []
     times: list[tuple[int, int, int, int]] = []
     found: list[int] = []
@@ -121,7 +127,8 @@ def read_step(step_stats: Any, node_index: Mapping[str, int], signatures: Signat
                 memory.append(record)
     origin = first or 0
     table = np.array(times, np.int64).reshape(-1, 4) - origin
-    order = np.lexsort((table[:, 3], table[:, 1]))
+    order = np.lexsort((table[:, 3], table[:, 1]))[: limit or len(table)]
+    dropped = len(table) - len(order)
     table = table[order]
     return StepRecords(
         origin_ns=origin,
@@ -135,6 +142,7 @@ def read_step(step_stats: Any, node_index: Mapping[str, int], signatures: Signat
         spans=_spans(step_stats, origin),
         memory=_memory([memory[i] for i in order.tolist()], origin) if with_memory else None,
         total=total,
+        dropped=dropped,
     )
 
 

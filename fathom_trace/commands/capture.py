@@ -43,6 +43,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--memory-steps", type=at_least(0), default=1, metavar="N", help="steps whose allocations are kept (default: 1)"
     )
     parser.add_argument(
+        "--max-events", type=at_least(1), default=0, metavar="N", help="keep a step's first N executions, count the rest (default: all)"
+    )
+    parser.add_argument(
         "--seed", type=at_least(0), default=0, metavar="N", help="for initial values and synthetic inputs (default: 0)"
     )
     parser.add_argument(
@@ -110,6 +113,7 @@ def request_of(arguments: argparse.Namespace) -> CaptureRequest:
             threads=arguments.threads,
             inter_threads=arguments.inter_threads,
             memory_steps=arguments.memory_steps,
+            max_events=arguments.max_events,
         ),
         command_line=shlex.join(arguments.command_line),
         shapes=dict(arguments.shape),

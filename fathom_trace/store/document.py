@@ -65,6 +65,7 @@ PROVENANCE_KEYS = {
     "onednn": "whether oneDNN ops ran",
     "rewriters": "every graph rewriter, and whether it was off",
     "parallel_iterations": "iterations of one loop that might run at once",
+    "max_events": "executions that were kept of a step, at most; 0 for all",
     "warmup": "untraced steps before the first",
     "intra_threads": "threads of one op",
     "inter_threads": "ops that might run at once",
