@@ -23,7 +23,10 @@ TRAIN = """1 Mary moved to the bathroom.
 TEST = """1 Mary moved to the office.
 2 Where is Mary? \toffice\t1
 """
-WORDS = "back bathroom daniel garden hallway is john mary moved office sandra the to travelled went where".split()
+WORDS = [
+    *("back", "bathroom", "daniel", "garden", "hallway", "is", "john", "mary"),
+    *("moved", "office", "sandra", "the", "to", "travelled", "went", "where"),
+]
 """All words of both files by the alphabet."""
 
 SHAPE = babi.Shape(words=17, memory=2, width=6)
@@ -47,7 +50,9 @@ def padded(text: str, width: int = 6) -> list[int]:
 
 def test_questions_know_the_sentences_before_them_in_their_own_story(tmp_path: Path) -> None:
     found = babi.read_questions(folder(tmp_path) / "qa1_single-supporting-fact_train.txt")
-    mary, john, daniel = (tuple(s.split()) for s in ("mary moved to the bathroom", "john went back to the hallway", "daniel went to the garden"))
+    mary, john, daniel = (
+        tuple(s.split()) for s in ("mary moved to the bathroom", "john went back to the hallway", "daniel went to the garden")
+    )
     assert [q.story for q in found] == [(mary, john), (mary, john, daniel), (("sandra", "travelled", "to", "the", "office"),)]
     assert [(" ".join(q.question), q.answer) for q in found] == [
         ("where is mary", "bathroom"),
@@ -121,12 +126,12 @@ def test_text_that_is_not_utf8_is_told(tmp_path: Path) -> None:
 
 
 def test_missing_files_are_told(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="is not a folder; give one that holds bAbI's 'qa1_\\*_train.txt'"):
+    with pytest.raises(DataError, match=r"is not a folder; give one that holds bAbI's 'qa1_\*_train\.txt'"):
         first(tmp_path / "nowhere", "training", 1)
-    with pytest.raises(DataError, match="expected one file 'qa1_\\*_train.txt', found none"):
+    with pytest.raises(DataError, match=r"expected one file 'qa1_\*_train\.txt', found none"):
         first(tmp_path, "training", 1)
     (folder(tmp_path) / "qa1_other_train.txt").touch()
-    with pytest.raises(DataError, match="found qa1_other_train.txt, qa1_single-supporting-fact_train.txt"):
+    with pytest.raises(DataError, match=r"found qa1_other_train\.txt, qa1_single-supporting-fact_train\.txt"):
         first(tmp_path, "training", 1)
 
 
@@ -134,7 +139,9 @@ def test_what_does_not_fit_into_the_model_is_told(tmp_path: Path) -> None:
     path = folder(tmp_path)
     with pytest.raises(DataError, match="task 1 has 16 words, which with nil are more than the model's 16; pass --set words=17"):
         first(path, "training", 1, babi.Shape(16, 2, 6))
-    with pytest.raises(DataError, match=r"line 3: expected sentences of at most 5 words up to this question, found 6; pass --set width="):
+    with pytest.raises(
+        DataError, match=r"line 3: expected sentences of at most 5 words up to this question, found 6; pass --set width="
+    ):
         first(path, "training", 1, babi.Shape(17, 2, 5))
 
 

@@ -124,7 +124,9 @@ def test_a_missing_file_is_told(tmp_path: Path) -> None:
 
 
 def test_an_empty_bucket_is_told(tmp_path: Path) -> None:
-    message = "expected sentences for bucket 3, found none: bucket 0 has 1, bucket 1 has 1, bucket 2 has 1, bucket 3 has 0, 0 are too long"
+    message = (
+        "expected sentences for bucket 3, found none: bucket 0 has 1, bucket 1 has 1, bucket 2 has 1, bucket 3 has 0, 0 are too long"
+    )
     with pytest.raises(DataError, match=message):
         first(folder(tmp_path), Shape(100, 3), "training")
 

@@ -82,7 +82,8 @@ def logits(p: Arrays, options: MEMNET.Options, story: np.ndarray, question: np.n
     """The logits of one story, sentence by sentence, from the paper's equations."""
 
     def memory(name: str) -> np.ndarray:
-        return np.array([sentence(p[f"{name}/words"], x, options.position_scale) + t for x, t in zip(story, p[f"{name}/times"], strict=True)])
+        places = zip(story, p[f"{name}/times"], strict=True)
+        return np.array([sentence(p[f"{name}/words"], words, options.position_scale) + time for words, time in places])
 
     is_adjacent = options.tying == "adjacent"
     u = sentence(p["embedding0/words" if is_adjacent else "question/words"], question, options.position_scale)

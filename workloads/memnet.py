@@ -58,7 +58,9 @@ class Options:
     width: int = option(6, "words of a sentence; shorter ones are padded with nil")
     embedding: int = option(20, "units of an embedding")
     hops: int = option(3, "times that the memory is read")
-    tying: str = option("adjacent", "which tables the hops share: each with the next, or all of them", choices=("adjacent", "layerwise"))
+    tying: str = option(
+        "adjacent", "which tables the hops share: each with the next, or all of them", choices=("adjacent", "layerwise")
+    )
     position_scale: float = option(1.0, "factor of the position encoding")
     optimizer: str = option("sgd", "update rule", choices=("sgd", "adam"))
     learning_rate: float = option(0.01, "step size of the update")
@@ -87,7 +89,7 @@ PRESETS = {
 
 
 def parameters(options: Options) -> list[Parameter]:
-    """All parameters: tables of words [words, embedding] whose row 0 is nil, tables of times [memory, embedding], and for layer-wise tying H.
+    """All parameters: tables of words [words, embedding] whose row 0 is nil, tables of times [memory, embedding], and what is dense.
 
     Adjacent: `embedding{k}` makes the output memory of hop k and the input memory of hop k + 1; `embedding0` the question too.
     """

@@ -63,10 +63,12 @@ class Shape:
 
 
 def input_specs(shape: Shape, mode: str, batch_size: int) -> tuple[InputSpec, ...]:
-    """`source` [S, batch]; in training `decoder_input`, `target` and `weight` [T, batch], in inference `start` [batch]. Time comes first."""
+    """`source` [S, batch]; in training `decoder_input`, `target`, `weight` [T, batch], in inference `start` [batch]. Time comes first."""
     last = shape.vocabulary - 1
     target = (shape.target_length, batch_size)
-    source = InputSpec("source", (shape.source_length, batch_size), "int32", 0, last, "input", "words of the source, padded and reversed")
+    source = InputSpec(
+        "source", (shape.source_length, batch_size), "int32", 0, last, "input", "words of the source, padded and reversed"
+    )
     if mode == "inference":
         return (source, InputSpec("start", (batch_size,), "int32", GO, GO, "input", "GO, the first word that the decoder reads"))
     return (
@@ -146,9 +148,9 @@ def _lengths(generator: np.random.Generator, bucket: int) -> Iterator[tuple[int,
     while True:
         source = _MEDIAN_LENGTH * np.exp(_LENGTH_SPREAD * generator.standard_normal(_DRAWS))
         target = source * _RATIO * np.exp(_RATIO_SPREAD * generator.standard_normal(_DRAWS))
-        for pair in zip(np.maximum(source.round(), 1).astype(int).tolist(), np.maximum(target.round(), 1).astype(int).tolist(), strict=True):
-            if bucket_of(*pair) == bucket:
-                yield pair
+        for source_length, target_length in np.maximum(np.stack([source, target], 1).round(), 1).astype(int).tolist():
+            if bucket_of(source_length, target_length) == bucket:
+                yield source_length, target_length
 
 
 def _zipf(generator: np.random.Generator, count: int, vocabulary: int) -> list[int]:
@@ -216,7 +218,9 @@ def _in_bucket(pairs: Sequence[tuple[Words, Words]], bucket: int, origin: str) -
     found = [pair for pair, place in zip(pairs, places, strict=True) if place == bucket]
     if not found:
         counts = ", ".join(f"bucket {place} has {places.count(place)}" for place in range(len(BUCKETS)))
-        raise DataError(f"{origin}: expected sentences for bucket {bucket}, found none: {counts}, {places.count(-1)} are too long for any")
+        raise DataError(
+            f"{origin}: expected sentences for bucket {bucket}, found none: {counts}, {places.count(-1)} are too long for any"
+        )
     return found
 
 
