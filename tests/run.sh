@@ -16,4 +16,4 @@ tests="$FATHOM_ENVIRONMENTS/fathom-tests"
 [ -x "$tests/bin/python" ] || "${PYTHON:-python3}" -m venv "$tests"
 "$tests/bin/python" -m pip install --quiet --disable-pip-version-check --editable '.[test]'
 PYTHON="$tests/bin/python" bash tests/make_simulators.sh
-exec "$tests/bin/python" -m pytest -n 2 "$@"
+exec "$tests/bin/python" -m pytest -n 2 --dist loadfile "$@" # a file on one worker: its traces are made once

@@ -74,6 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
     request = request_of(arguments)
     file = check_file(Path(arguments.output or default_name(request)), arguments.force)
     with ProgressBar() as progress:
+        progress("starting TensorFlow")
         trace = capture_request(request, progress)
         progress("writing", 0, 1)
         save(trace, file, force=arguments.force)
