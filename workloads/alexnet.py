@@ -116,7 +116,7 @@ _FATHOM = Options(
     learning_rate=1e-3,
     weight_decay=0.0,
 )
-_TINY = replace(Options(), maps=(12, 32, 48, 48, 32), dense=(64, 64), classes=10, height=67, width=67)
+_TINY = replace(Options(), maps=(12, 32, 48, 48, 32), dense=(64, 64), classes=10, height=67, width=67, learning_rate=1e-3)
 
 PRESETS = {
     "seminal": Preset(Options(), _BATCH, 60_965_224, "the AlexNet paper, with its two towers"),

@@ -126,7 +126,7 @@ _FATHOM = Options(
     learning_rate=0.01,
     weight_decay=0.0,
 )
-_TINY = replace(Options(), stem=4, maps=(4, 8, 16, 32), classes=10, height=64, width=64)
+_TINY = replace(Options(), stem=4, maps=(4, 8, 16, 32), classes=10, height=64, width=64, learning_rate=0.01)
 
 PRESETS = {
     "seminal": Preset(Options(), _BATCH, 21_797_672, "the 34-layer network of the ResNet paper"),
