@@ -2,7 +2,11 @@
 
 Times are op times as the paper defines them, node start to all done: the sum over a group's executions within one step, of which the
 table gives the median over the chosen steps. Counts and costs are those of one step. In a step that ran a loop body five times its ops
-count five; what is in the graph but did not run, such as the branch that was not taken, counts 0.
+count five; what is in the graph but did not run, such as the branch that was not taken, counts 0. A first execution that took far
+longer than the same node usually takes (memory, compilation and the like were set up in it) is listed apart.
+
+MACs, FLOPs and bytes are of the executed ops. `logical_macs` are those of the layers that the program describes: a dilated convolution
+that TensorFlow runs between SpaceToBatchND and BatchToSpaceND has fewer than the convolution that ran.
 
 A cost of a group is a number only if it is known for every execution in it. A group with some unknown shows the sum of the known ones
 apart (`known_flops`) and how many are not (`unknown_flops`); in CSV, which has no place for that, its cell is empty, never 0.
@@ -14,7 +18,7 @@ import csv
 import io
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,13 +27,18 @@ from numpy.typing import NDArray
 from fathom_trace.costs import Costs, Coverage, costs
 from fathom_trace.errors import TraceError, UnknownNameError
 from fathom_trace.layers import layer_names
+from fathom_trace.loops import logical_macs
 from fathom_trace.ops import kind
 from fathom_trace.phases import phases
 from fathom_trace.trace import Trace
+from fathom_trace.units import format_ns
 
 CSV_COLUMNS = ("key", "count", "time_ns", "share", "macs", "flops", "bytes")
 
 NO_LAYER = "(none)"
+
+FIRST_RUN_RATIO = 100.0
+"""A first execution is listed if it took more than so many times its node's median."""
 
 _LABELS: dict[str, Callable[[Trace], Sequence[str]]] = {
     "op": lambda trace: trace.node_ops,
@@ -41,14 +50,33 @@ BY = tuple(_LABELS)
 
 
 @dataclass(frozen=True)
+class FirstRun:
+    """A node whose first execution took more than `FIRST_RUN_RATIO` times its median over `count` executions, over all chosen steps."""
+
+    node: str
+    op: str
+    first_ns: int
+    median_ns: float
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.op} '{self.node}' took {format_ns(self.first_ns)} when it first ran, {format_ns(self.median_ns)} usually"
+
+
+@dataclass(frozen=True)
 class Row:
-    """One group. Times and shares are None in a trace without times; a cost is None unless it is known for all executions."""
+    """One group. Times and shares are None in a trace without times; a cost is None unless it is known for all executions.
+
+    `time_ns` is of all executions of a step, `median_ns` of one of them. `macs` are of the executed ops, `logical_macs` of their layers.
+    """
 
     key: str
     count: int
     time_ns: float | None
+    median_ns: float | None
     share: float | None
     macs: int | None
+    logical_macs: int | None
     flops: int | None
     bytes: int | None
     known_macs: int
@@ -57,6 +85,11 @@ class Row:
     unknown_macs: int
     unknown_flops: int
     unknown_bytes: int
+
+    @property
+    def is_another_layer(self) -> bool:
+        """True where the executed ops have other MACs than the layers that they are."""
+        return self.logical_macs is not None and self.logical_macs != self.macs
 
     @property
     def gflops_per_s(self) -> float | None:
@@ -85,6 +118,8 @@ class Profile:
     coverage: dict[str, Coverage]
     uncovered: dict[str, int]
     """Op types with unknown FLOPs, and how many executions of each."""
+    first_runs: tuple[FirstRun, ...]
+    """Nodes that took far longer when they first ran, longest first."""
 
     def to_csv(self) -> str:
         """The rows with exactly the columns `key,count,time_ns,share,macs,flops,bytes`; what is not known is empty."""
@@ -105,6 +140,7 @@ class Profile:
             "rows": [row.to_dict() for row in self.rows],
             "coverage": {what: {"executions": c.executions, "time": c.time} for what, c in self.coverage.items()},
             "uncovered": self.uncovered,
+            "first_runs": [asdict(first) for first in self.first_runs],
         }
 
     def to_json(self) -> str:
@@ -119,7 +155,8 @@ def profile(trace: Trace, by: str = "op", steps: Sequence[int] | None = None) ->
 
     Raises:
         UnknownNameError: `by` is none of the four.
-        TraceError: a step does not exist, is untraced, or executed something else than the others; or the trace holds no executions.
+        TraceError: a step does not exist, is untraced, or executed something else than the others; or the trace holds no executions, or
+            contradicts itself.
     """
     if by not in _LABELS:
         raise UnknownNameError("grouping", by, _LABELS)
@@ -131,13 +168,22 @@ def profile(trace: Trace, by: str = "op", steps: Sequence[int] | None = None) ->
     number = {key: i for i, key in enumerate(keys)}
     group = np.array([number[name] for name in names], np.int64)
     times = _times(trace, chosen, group, len(keys)) if trace.has_times and chosen else None
+    measured = None if times is None else _measured(trace, chosen)
     found = costs(trace, structure)
-    made = [_row(key, np.flatnonzero(group == i), found, None if times is None else float(times[i])) for i, key in enumerate(keys)]
+    logical = logical_macs(trace, structure, found.macs)
+    made = []
+    for i, key in enumerate(keys):
+        members = np.flatnonzero(group == i)
+        row = _row(key, members, found, logical)
+        if times is not None and measured is not None:
+            row = replace(row, time_ns=float(times[i]), median_ns=_median(measured[:, members]))
+        made.append(row)
     total = None if times is None else float(times.sum())
     made = [_with_share(row, total) for row in made]
     made.sort(key=lambda row: (-(row.time_ns or 0.0), -row.count, row.key))
     durations = None if times is None else _median_durations(trace, chosen)
-    return Profile(by, structure, chosen, total, tuple(made), found.coverage(durations), found.uncovered("flops"))
+    first_runs = () if measured is None else _first_runs(trace, rows, measured)
+    return Profile(by, structure, chosen, total, tuple(made), found.coverage(durations), found.uncovered("flops"), first_runs)
 
 
 def select_steps(trace: Trace, steps: Sequence[int] | None = None) -> tuple[int, tuple[int, ...]]:
@@ -172,16 +218,56 @@ def _median_durations(trace: Trace, steps: Sequence[int]) -> NDArray[np.float64]
     return np.asarray(np.median(np.stack([trace.durations(step) for step in steps]), axis=0))
 
 
-def _row(key: str, members: NDArray[np.int64], found: Costs, time_ns: float | None) -> Row:
+def _measured(trace: Trace, steps: Sequence[int]) -> NDArray[np.float64]:
+    """Durations in ns by step and execution; NaN for what was not timed or has no valid times."""
+    stacked = np.stack([trace.durations(step) for step in steps]).astype(np.float64)
+    valid = np.stack([trace.step_times.valid[trace.step_rows(step)] for step in steps])
+    stacked[~valid | ~trace.executions.timed[trace.structure_rows(int(trace.steps.structure[steps[0]]))]] = np.nan
+    return stacked
+
+
+def _median(measured: NDArray[np.float64]) -> float | None:
+    known = measured[~np.isnan(measured)]
+    return float(np.median(known)) if len(known) else None
+
+
+def _first_runs(trace: Trace, rows: slice, measured: NDArray[np.float64]) -> tuple[FirstRun, ...]:
+    """Nodes whose first execution took far longer than their median; executions of a node stand in the order in which they ran."""
+    node = trace.executions.node[rows]
+    order = np.argsort(node, kind="stable")
+    begins = np.flatnonzero(np.diff(node[order], prepend=-1))
+    ends = np.append(begins[1:], len(order))
+    first = measured[0, order[begins]] if len(order) else np.zeros(0)
+    found = []
+    for i in np.flatnonzero(first > FIRST_RUN_RATIO * _least(measured[:, order], begins)).tolist():
+        members = order[begins[i] : ends[i]]
+        known = measured[:, members][~np.isnan(measured[:, members])]
+        median = float(np.median(known))
+        if first[i] > FIRST_RUN_RATIO * max(median, 1.0):
+            number = int(node[members[0]])
+            found.append(FirstRun(trace.node_names[number], trace.node_ops[number], int(first[i]), median, len(known)))
+    return tuple(sorted(found, key=lambda run: -run.first_ns))
+
+
+def _least(measured: NDArray[np.float64], begins: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The shortest duration in each group of columns: no median is below it."""
+    if not len(begins):
+        return np.zeros(0)
+    return np.asarray(np.fmin.reduceat(np.fmin.reduce(measured, axis=0), begins))
+
+
+def _row(key: str, members: NDArray[np.int64], found: Costs, logical: NDArray[np.int64]) -> Row:
     sums = {"macs": int(found.macs[members].sum()), "flops": int(found.flops[members].sum()), "bytes": int(found.bytes[members].sum())}
     unknown = {what: int(np.count_nonzero(~found.known(what)[members])) for what in sums}
     whole = {what: None if unknown[what] else total for what, total in sums.items()}
     return Row(
         key=key,
         count=len(members),
-        time_ns=time_ns,
+        time_ns=None,
+        median_ns=None,
         share=None,
         macs=whole["macs"],
+        logical_macs=None if unknown["macs"] else int(logical[members].sum()),
         flops=whole["flops"],
         bytes=whole["bytes"],
         known_macs=sums["macs"],
@@ -195,4 +281,4 @@ def _row(key: str, members: NDArray[np.int64], found: Costs, time_ns: float | No
 
 def _with_share(row: Row, total_ns: float | None) -> Row:
     share = row.time_ns / total_ns if row.time_ns is not None and total_ns else None
-    return Row(**{**row.__dict__, "share": share})
+    return replace(row, share=share)

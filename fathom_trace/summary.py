@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fathom_trace.checks import Checks, check
-from fathom_trace.profile import Row, profile
+from fathom_trace.profile import FIRST_RUN_RATIO, FirstRun, Row, profile
 from fathom_trace.terminal import print_pairs, print_table
 from fathom_trace.trace import Trace
 from fathom_trace.units import format_bytes, format_ns, format_share
@@ -35,7 +35,12 @@ class Summary:
     traced_ns: float | None
     untraced_ns: float | None
     span_ns: float | None
+    first_run_ns: float | None
+    """The very first step, a warm-up; no other figure includes it."""
     top_ops: tuple[Row, ...]
+    first_runs: tuple[FirstRun, ...]
+    dropped: int
+    """Executions that the capture was told not to keep, over all steps."""
     checks: Checks
 
     @property
@@ -43,9 +48,27 @@ class Summary:
         """Traced over untraced wall time."""
         return self.traced_ns / self.untraced_ns if self.traced_ns and self.untraced_ns else None
 
+    @property
+    def first_run_ratio(self) -> float | None:
+        """The very first step over the usual untraced one."""
+        return self.first_run_ns / self.untraced_ns if self.first_run_ns and self.untraced_ns else None
+
+    @property
+    def notes(self) -> list[str]:
+        """What is not wrong, but must be known to read the figures."""
+        found = []
+        if self.dropped:
+            found.append(f"{self.dropped} executions were dropped as --max-events asks; capture without it for a complete trace")
+        if self.first_run_ratio and self.first_run_ratio > FIRST_RUN_RATIO:
+            found.append(
+                f"the first run took {self.first_run_ratio:.0f} times as long as the usual step; it is in no figure but its own"
+            )
+        return found + [f"{first}; medians are shown" for first in self.first_runs]
+
     def to_dict(self) -> dict[str, Any]:
         """For `--json`."""
-        return {**self.__dict__, "disturbance": self.disturbance, "checks": self.checks.to_dict()}
+        ratios = {"disturbance": self.disturbance, "first_run_ratio": self.first_run_ratio}
+        return {**self.__dict__, **ratios, "checks": self.checks.to_dict(), "notes": self.notes}
 
     def lines(self) -> list[tuple[str, str]]:
         """Names and values, for people."""
@@ -56,6 +79,7 @@ class Summary:
             ("steps", f"{self.traced_steps} traced, {self.untraced_steps} untraced"),
             ("executions", f"{self.executions:,} in a step, of {self.nodes:,} nodes" + _structures_text(self.structures)),
             ("wall time", f"{traced} traced, {untraced} untraced{ratio}"),
+            *([("first run", format_ns(self.first_run_ns))] if self.first_run_ns else []),
             ("causality", f"{found.causality_violations} violations in {found.edges:,} dependencies"),
             (
                 "readiness",
@@ -72,6 +96,8 @@ def summarize(trace: Trace, file: Path) -> Summary:
     untraced = trace.steps.client_wall_ns[~trace.steps.traced]
     traced = trace.steps.client_wall_ns[trace.steps.traced]
     provenance = trace.provenance
+    table = profile(trace) if len(trace.structures) else None
+    found = check(trace)
     title = " ".join(str(provenance[k]) for k in ("workload", "mode", "preset") if provenance.get(k))
     return Summary(
         file=str(file),
@@ -85,8 +111,11 @@ def summarize(trace: Trace, file: Path) -> Summary:
         traced_ns=_median(traced),
         untraced_ns=_median(untraced),
         span_ns=_median(trace.steps.span_ns[trace.steps.traced]),
-        top_ops=profile(trace).rows[:TOP] if len(trace.structures) else (),
-        checks=check(trace),
+        first_run_ns=float(provenance.get("first_run_ns") or 0) or None,
+        top_ops=table.rows[:TOP] if table else (),
+        first_runs=table.first_runs if table else (),
+        dropped=found.produced - found.recorded if provenance.get("max_events") else 0,
+        checks=found,
     )
 
 
@@ -98,6 +127,8 @@ def print_summary(summary: Summary) -> None:
         print("\nwhere the time goes")
         rows = [(r.key, f"{r.count:,}", _text(r.time_ns, format_ns), _text(r.share, format_share)) for r in summary.top_ops]
         print_table(("op type", "count", "time", "share"), rows, indent="  ")
+    for note in summary.notes:
+        print(f"note: {note}")
     for problem in summary.checks.problems:
         print(f"problem: {problem}")
 

@@ -223,8 +223,8 @@ def test_capture_asks_for_what_the_defaults_of_the_interface_are() -> None:
 def test_capture_passes_on_what_it_is_told() -> None:
     words = (
         "autoenc --mode inference --preset tiny --batch-size 2 --steps 4 --warmup 0 --stage optimized --threads 2 --inter-threads 3"
-        " --memory-steps 2 --max-events 7 --seed 5 --set a=1 --set b-c=x,y --data dir --shape in=2,3 --shape scalar= --signature s --loss mse"
-        " --optimizer sgd"
+        " --memory-steps 2 --max-events 7 --seed 5 --set a=1 --set b-c=x,y --data dir --shape in=2,3 --shape scalar= --signature s"
+        " --loss mse --optimizer sgd"
     )
     arguments = command_parser("capture").parse_args(words.split())
     arguments.program, arguments.command_line = "my.keras", ["fathom-trace", "capture", "a b"]

@@ -43,7 +43,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--memory-steps", type=at_least(0), default=1, metavar="N", help="steps whose allocations are kept (default: 1)"
     )
     parser.add_argument(
-        "--max-events", type=at_least(1), default=0, metavar="N", help="keep a step's first N executions, count the rest (default: all)"
+        "--max-events", type=at_least(1), default=0, metavar="N", help="keep a step's first N executions only (default: all)"
     )
     parser.add_argument(
         "--seed", type=at_least(0), default=0, metavar="N", help="for initial values and synthetic inputs (default: 0)"

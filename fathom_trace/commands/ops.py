@@ -2,11 +2,14 @@
 
 Times run from an operation's start until its successors have been told, and are medians over the traced steps. FLOPs are twice the MACs
 plus one for each elementwise operation. What is not known shows as `?`, or as `>=` where only a part of it is known.
+
+MACs, FLOPs and bytes are of the operations that ran; where the layer that they are has other MACs, that is said below the table.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +22,7 @@ EXAMPLES = (
     "fathom-trace ops vgg-training.h5",
     "fathom-trace ops vgg-training.h5 --by layer --top 20",
     "fathom-trace ops vgg-training.h5 --csv",
+    "fathom-trace ops vgg-training.h5 --min-coverage 99",
 )
 
 
@@ -27,6 +31,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_trace(parser)
     parser.add_argument("--by", default="op", help="op (default), kind, layer or phase")
     parser.add_argument("--top", type=at_least(1), metavar="N", help="rows to print (default: all)")
+    parser.add_argument(
+        "--min-coverage", type=_percentage, default=0.0, metavar="PERCENT",
+        help="exit with status 1 if MACs, FLOPs or bytes are known for less of the time than this",
+    )  # fmt: skip
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--csv", action="store_true", help="print key,count,time_ns,share,macs,flops,bytes; an unknown cost is empty")
     add_json(form)
@@ -48,7 +56,30 @@ def run(arguments: argparse.Namespace) -> int:
         print(shown.to_csv(), end="")
     else:
         _print(shown, len(found.rows))
-    return 0
+    return _judge(found, arguments.min_coverage)
+
+
+def _judge(found: Profile, least: float) -> int:
+    """The exit status: 1, with a line for each cost, where less is known than was asked for."""
+    from fathom_trace.units import format_share
+
+    status = 0
+    for name, coverage in found.coverage.items():
+        known, of = (coverage.executions, "executions") if coverage.time is None else (coverage.time, "the time")
+        if 100 * known < least:
+            print(f"fathom-trace: {name} are known for {format_share(known)} of {of}, not for {least:g}%", file=sys.stderr)
+            status = 1
+    return status
+
+
+def _percentage(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 100:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a percentage from 0 to 100")
+    return value
 
 
 def _print(found: Profile, groups: int) -> None:
@@ -69,6 +100,11 @@ def _print(found: Profile, groups: int) -> None:
     print(f"known for this share of executions: {', '.join(shares)}")
     if found.uncovered:
         print(f"FLOPs unknown: {', '.join(f'{count} x {op}' for op, count in found.uncovered.items())}")
+    for row in found.rows:
+        if row.is_another_layer:
+            print(f"{row.key}: {row.logical_macs:,} MACs as the program's layers, {row.macs:,} as they were executed")
+    for first in found.first_runs:
+        print(f"first run: {first}")
 
 
 def _cells(row: Row) -> tuple[str, ...]:

@@ -5,7 +5,7 @@
 `work` divides a trace into what they are given and what is left.
 """
 
-from fathom_trace.loops.layers import Layer, layers
+from fathom_trace.loops.layers import Layer, layers, logical_macs
 from fathom_trace.loops.nests import Axis, ConvolutionNest, Gemm, GemmNest, LoopNest, nest_from_json
 from fathom_trace.loops.recover import examine, is_unknown, loop_nest
 from fathom_trace.loops.work import Work, find_work
@@ -22,6 +22,7 @@ __all__ = [
     "find_work",
     "is_unknown",
     "layers",
+    "logical_macs",
     "loop_nest",
     "nest_from_json",
 ]

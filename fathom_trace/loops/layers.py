@@ -53,6 +53,27 @@ def layers(trace: Trace, structure: int) -> tuple[list[Layer], dict[int, str]]:
     return found, refused
 
 
+def logical_macs(trace: Trace, structure: int, executed: NDArray[np.int64]) -> NDArray[np.int64]:
+    """MACs of the layers that the executions of a structure are; `executed` are those of the executed ops themselves, one each.
+
+    They differ where TensorFlow computes another convolution than the layer is: one between SpaceToBatchND and BatchToSpaceND is of more
+    images, which are padded to whole blocks. The layer's MACs stand at the convolution.
+
+    Raises:
+        TraceError: attributes and shapes contradict each other.
+    """
+    result = executed.copy()
+    finder = _Finder(trace, structure)
+    if finder.has_reshuffles:
+        claimed: set[int] = set()
+        for execution in finder.candidates():
+            layer = finder.dilated(execution, claimed)
+            if layer is not None:
+                claimed.update(layer.executions)
+                result[execution - finder.rows.start] = layer.nest.macs
+    return result
+
+
 class _Finder:
     """One pass over a structure; executions of one node with equal shapes share one nest."""
 
@@ -99,9 +120,14 @@ class _Finder:
         """Tensor to the BatchToSpaceND that reads it."""
         return {self.trace.inputs(e)[0]: e for e in self._executions_of("BatchToSpaceND").tolist() if self.trace.inputs(e)}
 
+    @property
+    def has_reshuffles(self) -> bool:
+        """True where a SpaceToBatchND ran: without one there is no dilation by it."""
+        return bool(self._space_to_batch)
+
     def dilated(self, execution: int, claimed: set[int]) -> Layer | None:
         """The dilated convolution that this execution is the middle of, or None."""
-        if not self._space_to_batch:
+        if not self.has_reshuffles:
             return None
         trace = self.trace
         node = int(trace.executions.node[execution])
