@@ -122,6 +122,18 @@ def test_it_is_listed_and_described(checkout: Path, tmp_path: Path, kind: str, s
     assert json.loads(described.stdout)["description"].startswith(summary)
 
 
+def test_an_exporter_that_breaks_its_contract_does_not_hide_the_others(checkout: Path, tmp_path: Path) -> None:
+    broken = checkout / "exporters" / "broken.py"
+    broken.write_text('"""Lacks everything."""\n')
+    try:
+        listed = run(checkout, tmp_path, "-m", "fathom_trace", "exporters")
+    finally:
+        broken.unlink()
+    assert listed.returncode == 1
+    assert re.search(r"^broken +- +unusable +exporter 'broken' .* lacks TARGET, Options, write, check", listed.stdout, re.MULTILINE)
+    assert re.search(r"^made_up ", listed.stdout, re.MULTILINE)
+
+
 def test_the_exporter_exports_checks_and_feeds_results_back(checkout: Path, tmp_path: Path) -> None:
     """A 10 us, then B 50 us beside C 30 us, then D 10 us. The target answers 10, 5, 30 and 10 cycles of 1 us: 50 us remain."""
     save(diamond(), tmp_path / "diamond.h5")

@@ -19,18 +19,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the list or the description."""
     from fathom_trace.exporters import REGISTRY
     from fathom_trace.options import describe_options
-    from fathom_trace.terminal import print_json, print_pairs, print_table
+    from fathom_trace.terminal import print_json, print_pairs
 
     if arguments.name is None:
-        summaries = REGISTRY.summaries()
-        targets = {name: REGISTRY.load(name).TARGET for name in summaries}
-        if arguments.json:
-            print_json({name: {"summary": summaries[name], "target": targets[name]} for name in summaries})
-        else:
-            rows = [(n, f"{t.name} {t.version}".strip(), t.proof, summaries[n]) for n, t in targets.items()]
-            print_table(("exporter", "target", "proof", "what it writes"), rows, left=range(4))
-        return 0
-
+        return _list(arguments.json)
     name = REGISTRY.resolve(arguments.name)
     exporter = REGISTRY.load(name)
     target, options = exporter.TARGET, describe_options(exporter.Options())
@@ -50,3 +42,23 @@ def run(arguments: argparse.Namespace) -> int:
     print("\noptions (--set name=value)")
     print_pairs([(f"{o.name}={o.default}", f"{o.doc} ({o.type})") for o in options], indent="  ")
     return 0
+
+
+def _list(as_json: bool) -> int:
+    """All exporters; one that breaks its contract says so in its line, and is a failure in the end."""
+    from fathom_trace.errors import FathomError
+    from fathom_trace.exporters import REGISTRY
+    from fathom_trace.terminal import print_json, print_table
+
+    found: dict[str, dict[str, object]] = {}
+    rows = []
+    for name, summary in REGISTRY.summaries().items():
+        try:
+            target = REGISTRY.load(name).TARGET
+            found[name] = {"summary": summary, "target": target}
+            rows.append((name, f"{target.name} {target.version}".strip(), target.proof, summary))
+        except FathomError as error:
+            found[name] = {"summary": summary, "error": str(error)}
+            rows.append((name, "-", "unusable", str(error)))
+    print_json(found) if as_json else print_table(("exporter", "target", "proof", "what it writes"), rows, left=range(4))
+    return 1 if any("error" in entry for entry in found.values()) else 0
