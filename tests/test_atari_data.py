@@ -148,7 +148,7 @@ def test_a_frame_of_real_size_equals_a_pixel_by_pixel_version() -> None:
 
 
 class FakeEmulator:
-    """Screens by number; a life is lost at every 10th act of an episode, the game is over at the 20th, act k gives reward k % 3 - 1."""
+    """Screens by number; a life is lost at every 10th act, the game is over at the 20th, act k gives reward k % 3 - 1."""
 
     def __init__(self) -> None:
         self.settings: dict[str, float] = {}
@@ -230,7 +230,7 @@ def test_an_action_lasts_four_frames_and_its_rewards_are_reduced_to_their_sign(
 
 
 def test_a_frame_is_the_brighter_of_the_last_two_screens(fake: FakeEmulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first is the game's first screen; after four acts screens 3 and 4 are lit, after eight 7 and 8. Repeated once: one screen."""
+    """First is the game's first screen; after four acts 3 and 4 are lit, after eight 7 and 8. Not repeated: one screen."""
     idle_free(monkeypatch)
     frames = [t.frame for t in islice(atari.Game(atari.own_rom(ROM), 2, 40, 4).play(np.random.default_rng(0)), 3)]
     assert [np.flatnonzero(f[0]).tolist() for f in frames] == [[0], [3, 4], [7, 8]]

@@ -248,10 +248,8 @@ def test_a_real_game_is_captured_and_said_to_be_real() -> None:
 
 
 def test_a_rom_from_a_folder_is_captured(tmp_path: Path) -> None:
-    ale_py = pytest.importorskip("ale_py")
-    import ale_py.roms
-
-    rom = Path(ale_py.roms.__file__).parent / "seaquest.bin"
+    roms = pytest.importorskip("ale_py.roms")
+    rom = Path(roms.__file__).parent / "seaquest.bin"
     (tmp_path / "seaquest.bin").write_bytes(rom.read_bytes())
     request = {"mode": "inference", "preset": "tiny", "data": tmp_path, "plan": Plan(steps=1, warmup=0)}
     with pytest.raises(DataError, match="'seaquest' has 18 actions, but the model has 4; pass --set actions=18"):

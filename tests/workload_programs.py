@@ -41,7 +41,7 @@ def by_name(program: Program) -> dict[str, Any]:
 
 
 def randomize(program: Program, seed: int, deviation: float) -> dict[str, np.ndarray]:
-    """Give every trainable variable a random value, so that no term of a formula is hidden by a zero; returns the values in float64."""
+    """Give every trainable variable random values, so that no term is hidden by a zero; returns them in float64."""
     generator = np.random.default_rng(seed)
     for variable in program.trainable:
         variable.assign(generator.normal(0, deviation, variable.shape).astype(np.float32))

@@ -6,22 +6,24 @@ and scaling images is not part of a step.
 
 The model is that of the paper's section 5 and appendix C. The encoder is a layer of 500 tanh units with two linear layers on it, the
 mean and the logarithm of the variance of a code of 20 elements; the code is mean + exp(log variance / 2) x noise, with noise from
-N(0, I). The decoder is a layer of 500 tanh units and a linear layer whose sigmoid is the probability of each of 28 x 28 pixels. The loss
-is the negative lower bound of equation 10, with one sample, averaged over the minibatch of 100: for each image
+N(0, I). The decoder is a layer of 500 tanh units and a linear layer whose sigmoid is the probability of each of 28 x 28 pixels. The
+loss is the negative lower bound of equation 10, with one sample, averaged over the minibatch of 100: for each image
 
     sum over pixels of the sigmoid cross-entropy  -  1/2 sum over the code of (1 + log variance - mean^2 - variance)
 
-plus the paper's "small weight decay", the prior N(0, I) of the decoder's parameters: per image of 60,000 it adds their squared norm
-/ 120,000. 784 x 500 + 500 + 2 (500 x 20 + 20) + 20 x 500 + 500 + 500 x 784 + 784 = 815,824 parameters, updated by Adagrad.
+plus the paper's "small weight decay", the prior N(0, I) of the decoder's parameters, of which each of 60,000 images bears its part:
+their squared norm / 120,000. 784 x 500 + 500 + 2 (500 x 20 + 20) + 20 x 500 + 500 + 500 x 784 + 784 = 815,824 parameters, updated by
+Adagrad.
 
 Decided here: the paper draws all parameters from N(0, 0.01) and writes variances elsewhere, so 0.01 is read as a variance, and
 biases are drawn like kernels. Of its rates 0.01, 0.02 and 0.1 the middle one is taken. Adagrad starts from sums of zero and is one
 `ResourceApplyAdagradV2` a variable. Pixels are grey values in [0, 1], read as probabilities. No gradient is taken for the image.
 
 `paper` is what Fathom ran: no hidden layers, a code of 200, a linear decoder that is compared with the image by half the squared
-difference, Adam with rate 1e-3, batch 128, and each pixel scaled to mean 0 and deviation 1 over the data set; 2 (784 x 200 + 200) + 200
-x 784 + 784 = 471,584 parameters. As in Fathom the squared differences are summed over the batch, where the divergence is averaged, and
-the decoder starts at zero. The encoder is drawn from a normal distribution in place of a uniform one of the same deviation.
+difference, Adam with rate 1e-3, batch 128, and each pixel scaled to mean 0 and deviation 1 over the data set; 2 (784 x 200 + 200) +
+200 x 784 + 784 = 471,584 parameters. As in Fathom the squared differences are summed over the batch, where the divergence is
+averaged, and the decoder starts at zero. The encoder is drawn from a normal distribution in place of a uniform one of the same
+deviation.
 """
 
 from __future__ import annotations

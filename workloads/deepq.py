@@ -1,10 +1,10 @@
 """Deep Q network that learns to play Atari games (reinforcement learning).
 
 A training step is one update on a minibatch from the replay memory. Two networks are called in it: the target network on the next
-states, forward, for the values to learn; and the Q network on the states, forward and backward. Then follows the optimiser's update. An
-inference step is the choice of an action: one call of the Q network, forward, and the largest of its values. It runs at batch 1, as an
-agent plays; `--batch-size 32` makes it as large as a training step. Playing the game, preparing frames, the replay memory, the random
-part of the agent's choice and the copy to the target network every 10,000 updates (`copy_to_target`) are not part of a step.
+states, forward, for the values to learn; and the Q network on the states, forward and backward. Then follows the optimiser's update.
+An inference step is the choice of an action: one call of the Q network, forward, and the largest of its values. It runs at batch 1, as
+an agent plays; `--batch-size 32` makes it as large as a training step. Playing the game, preparing frames, the replay memory, the
+random part of the agent's choice and the copy to the target network every 10,000 updates (`copy_to_target`) are not part of a step.
 
 The network is that of the 2015 paper's methods section: frames of 84 x 84, the last four of them a state; convolutions of 8x8/4, 4x4/2
 and 3x3/1 (32, 64, 64 maps, VALID, each with bias and ReLU), a dense layer of 512 with ReLU, one linear value for each action.
@@ -17,15 +17,16 @@ Huber loss of y - Q(state, action): half the square up to 1 and linear beyond, w
 action taken is a sum over the product with a one-hot vector. Centred RMSProp with rate 2.5e-4, both decays 0.95 and 0.01 under the
 root, one `ResourceApplyCenteredRMSProp` a variable.
 
-Decided here: kernels start He-normal and biases at zero, the target network as a copy. Pixels are fed as floats in [0, 1].
-The replay memory holds 1,000,000 frames, taken as they arrive, and the first minibatch is drawn after 50,000. By default a made-up game
-fills it; `--set game=breakout` plays a real one. Either is played at random, for the agent's epsilon is 1 when training starts: what a
-step computes does not depend on who plays.
+Decided here: kernels start He-normal and biases at zero, the target network as a copy. Pixels are fed as floats in [0, 1]. The replay
+memory holds 1,000,000 frames, for which memory is taken as they arrive, and the first minibatch is drawn after 50,000. By default a
+made-up game fills it; `--set game=breakout` plays a real one, which takes a minute or two before the first step. Either is played at
+random, for the agent's epsilon is 1 when training starts: what a step computes does not depend on who plays.
 
 `paper` is what Fathom ran. Its training step leaves the target network's call out, so that the largest value of each next state is an
-input (`next_value`, drawn from N(0, 0.1) since there is no network to compute it); RMSProp is not centred; kernels start at N(0, 0.01)
-and biases at 0.1; training starts after 100 frames, an action lasts one frame and each is followed by an update. Repaired: it took the
-largest of the product with the one-hot vector, which hides negative values. Its inference ended at the values; here the choice follows.
+input (`next_value`, drawn with deviation 0.1 since there is no network to compute it); RMSProp is not centred; kernels start with
+deviation 0.01 and biases at 0.1; training starts after 100 frames, an action lasts one frame and each is followed by an update.
+Repaired: it took the largest of the product with the one-hot vector, which hides negative values. Its inference ended at the values;
+here the choice follows.
 """
 
 from __future__ import annotations

@@ -2,10 +2,11 @@
 
 `ale-py` is under the GPL and not a dependency: it is imported only when a game is asked for, and brings the ROMs of its games.
 
-As in the paper's methods section (Mnih et al. 2015, "Preprocessing" and "Training details"): each action is repeated for some frames and
-its rewards are added and reduced to their sign; a frame is the brighter of the last two at each pixel, for the console draws some objects
-in every other frame only; it is reduced to luminance and to a smaller size; an episode ends with a life, the game is begun anew when it
-is over, with up to 30 idle frames. Nothing is random but the actions: the emulator's own seed is fixed and it repeats no action by chance.
+As in the paper's methods section (Mnih et al. 2015, "Preprocessing" and "Training details"): an action is repeated for some frames
+and its rewards are added and reduced to their sign; a frame is the brighter of the last two at each pixel, for the console draws
+some objects in every other frame only; it is reduced to luminance and to a smaller size; an episode ends with a life, the game is
+begun anew when it is over, with up to 30 idle frames. Nothing is random but the actions and the idle frames: the emulator's own seed
+is fixed and it repeats no action by chance.
 """
 
 from __future__ import annotations

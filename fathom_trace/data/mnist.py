@@ -3,9 +3,9 @@
 An idx file is big-endian: a magic number (2051 for images, 2049 for labels), the number of items, for images the rows and columns,
 then one unsigned byte a pixel or label. http://yann.lecun.com/exdb/mnist/, "FILE FORMATS FOR THE MNIST DATABASE".
 
-Training takes the images of `train-*` in a seeded random order, anew in every pass; inference takes those of `t10k-*` as they lie. Both
-begin again at the end, and a minibatch may hold the end of one pass and the beginning of the next. Labels serve nothing here; where
-they lie beside the images, their number is compared, for a mismatch means that files of two data sets are mixed.
+Training takes the images of `train-*` in a seeded random order, anew in every pass; inference takes those of `t10k-*` as they lie.
+Both begin again at the end, and a minibatch may hold the end of one pass and the beginning of the next. Labels serve nothing here;
+where they lie beside the images, their number is compared, for a mismatch means that files of two data sets are mixed.
 """
 
 from __future__ import annotations
