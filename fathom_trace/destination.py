@@ -22,7 +22,7 @@ def check_file(path: Path, force: bool) -> Path:
     """
     format_of(path)
     check_replaceable(path, force)
-    _check_writable(path)
+    check_writable(path)
     return path
 
 
@@ -40,11 +40,12 @@ def check_folder(path: Path, force: bool, marker: str) -> Path:
             raise ExportError(f"{path} holds files that no export wrote; choose another folder with -o")
         if not force:
             raise ExportError(f"{path} exists; pass --force to replace it")
-    _check_writable(path)
+    check_writable(path)
     return path
 
 
-def _check_writable(path: Path) -> None:
+def check_writable(path: Path) -> None:
+    """Raise `TraceFileError` when the folder around `path` does not exist or refuses files."""
     parent = path.absolute().parent
     if not parent.is_dir():
         raise TraceFileError(f"cannot write {path}: the folder {parent} does not exist; make it, or choose another with -o")

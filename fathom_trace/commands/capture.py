@@ -1,6 +1,7 @@
 """Run a program under full tracing and write what it executed. A trace that is not complete is written too, with exit status 1.
 
-The program is a workload, or one of your own: a Keras file, a SavedModel folder, or file.py:callable.
+The program is a workload, or one of your own: a Keras file, a SavedModel folder, or file.py:callable. `all` captures every workload in
+both modes into a folder, each in a process of its own, and goes on after a failure.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 EXAMPLES = (
     "fathom-trace capture vgg",
     "fathom-trace capture vgg --mode inference --preset tiny --batch-size 2 --set classes=100 -o small.h5",
+    "fathom-trace capture all --preset tiny -o traces",
     "fathom-trace capture model.keras --batch-size 4 --loss mse --optimizer sgd",
 )
 
@@ -58,13 +60,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
     own.add_argument("--loss", default="", metavar="NAME", help="what to train a Keras model by")
     own.add_argument("--optimizer", default="", metavar="NAME", help="what to train a Keras model with")
     output = parser.add_argument_group("output")
-    output.add_argument("-o", "--output", metavar="FILE", help="the trace: .h5 or .pb (default: WORKLOAD-MODE.h5)")
+    output.add_argument(
+        "-o", "--output", metavar="FILE", help="the trace: .h5 or .pb (default: WORKLOAD-MODE.h5); for all, a folder (default: traces)"
+    )
     add_force(output)
     add_json(output)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Refuse what cannot work, capture, check, write, print a summary."""
+    if arguments.program == "all":
+        return _run_all(arguments)
     from fathom_trace.capture import capture_request
     from fathom_trace.destination import check_file
     from fathom_trace.store import save
@@ -81,6 +87,41 @@ def run(arguments: argparse.Namespace) -> int:
     summary = summarize(trace, file)
     print_json(summary.to_dict()) if arguments.json else print_summary(summary)
     return 0 if summary.checks.complete else 1
+
+
+def _run_all(arguments: argparse.Namespace) -> int:
+    """Capture every workload in both modes; 1 when one of them failed."""
+    import sys
+
+    from fathom_trace.collection import capture_all, print_captures
+    from fathom_trace.destination import check_writable
+    from fathom_trace.errors import OptionError
+    from fathom_trace.terminal import print_json
+    from fathom_trace.workloads import REGISTRY
+
+    own = [arguments.settings, arguments.data, arguments.shape, arguments.signature, arguments.loss, arguments.optimizer]
+    if any(own):
+        raise OptionError("'all' takes no --set, --data or options for programs of your own: workloads differ in them")
+    folder = Path(arguments.output or "traces")
+    check_writable(folder)
+    folder.mkdir(exist_ok=True)
+    flags = [
+        "--preset",
+        arguments.preset,
+        "--warmup",
+        str(arguments.warmup),
+        "--stage",
+        arguments.stage,
+        "--seed",
+        str(arguments.seed),
+    ]
+    flags += ["--inter-threads", str(arguments.inter_threads), "--memory-steps", str(arguments.memory_steps)]
+    for name in ("steps", "batch_size", "threads", "max_events"):
+        if getattr(arguments, name):
+            flags += [f"--{name.replace('_', '-')}", str(getattr(arguments, name))]
+    made = capture_all(REGISTRY.names(), folder, flags, arguments.force, lambda text: print(text, file=sys.stderr, flush=True))
+    print_json(made) if arguments.json else print_captures(made)
+    return 1 if any(c.error for c in made) else 0
 
 
 def request_of(arguments: argparse.Namespace) -> CaptureRequest:
