@@ -14,39 +14,45 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15perfetto_events.proto\x12\x15\x66\x61thom_trace.perfetto\";\n\x05Trace\x12\x32\n\x06packet\x18\x01 \x03(\x0b\x32\".fathom_trace.perfetto.TracePacket\"\xde\x02\n\x0bTracePacket\x12\x11\n\ttimestamp\x18\x08 \x01(\x04\x12\"\n\x1atrusted_packet_sequence_id\x18\n \x01(\r\x12:\n\rinterned_data\x18\x0c \x01(\x0b\x32#.fathom_trace.perfetto.InternedData\x12\x16\n\x0esequence_flags\x18\r \x01(\r\x12>\n\x0e\x63lock_snapshot\x18\x06 \x01(\x0b\x32$.fathom_trace.perfetto.ClockSnapshotH\x00\x12\x38\n\x0btrack_event\x18\x0b \x01(\x0b\x32!.fathom_trace.perfetto.TrackEventH\x00\x12\x42\n\x10track_descriptor\x18< \x01(\x0b\x32&.fathom_trace.perfetto.TrackDescriptorH\x00\x42\x06\n\x04\x64\x61ta\"y\n\rClockSnapshot\x12:\n\x06\x63locks\x18\x01 \x03(\x0b\x32*.fathom_trace.perfetto.ClockSnapshot.Clock\x1a,\n\x05\x43lock\x12\x10\n\x08\x63lock_id\x18\x01 \x01(\r\x12\x11\n\ttimestamp\x18\x02 \x01(\x04\"\x8d\x02\n\x0fTrackDescriptor\x12\x0c\n\x04uuid\x18\x01 \x01(\x04\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x39\n\x07process\x18\x03 \x01(\x0b\x32(.fathom_trace.perfetto.ProcessDescriptor\x12\x37\n\x06thread\x18\x04 \x01(\x0b\x32\'.fathom_trace.perfetto.ThreadDescriptor\x12\x13\n\x0bparent_uuid\x18\x05 \x01(\x04\x12\x39\n\x07\x63ounter\x18\x08 \x01(\x0b\x32(.fathom_trace.perfetto.CounterDescriptor\x12\x1a\n\x12sibling_order_rank\x18\x0c \x01(\x05\"6\n\x11ProcessDescriptor\x12\x0b\n\x03pid\x18\x01 \x01(\x05\x12\x14\n\x0cprocess_name\x18\x06 \x01(\t\"A\n\x10ThreadDescriptor\x12\x0b\n\x03pid\x18\x01 \x01(\x05\x12\x0b\n\x03tid\x18\x02 \x01(\x03\x12\x13\n\x0bthread_name\x18\x05 \x01(\t\"\xa5\x01\n\x11\x43ounterDescriptor\x12;\n\x04unit\x18\x03 \x01(\x0e\x32-.fathom_trace.perfetto.CounterDescriptor.Unit\"S\n\x04Unit\x12\x14\n\x10UNIT_UNSPECIFIED\x10\x00\x12\x10\n\x0cUNIT_TIME_NS\x10\x01\x12\x0e\n\nUNIT_COUNT\x10\x02\x12\x13\n\x0fUNIT_SIZE_BYTES\x10\x03\"\xf5\x02\n\nTrackEvent\x12\x15\n\rcategory_iids\x18\x03 \x03(\x04\x12\x41\n\x11\x64\x65\x62ug_annotations\x18\x04 \x03(\x0b\x32&.fathom_trace.perfetto.DebugAnnotation\x12\x34\n\x04type\x18\t \x01(\x0e\x32&.fathom_trace.perfetto.TrackEvent.Type\x12\x10\n\x08name_iid\x18\n \x01(\x04\x12\x12\n\ntrack_uuid\x18\x0b \x01(\x04\x12\x15\n\rcounter_value\x18\x1e \x01(\x03\x12\x10\n\x08\x66low_ids\x18/ \x03(\x06\x12\x1c\n\x14terminating_flow_ids\x18\x30 \x03(\x06\"j\n\x04Type\x12\x14\n\x10TYPE_UNSPECIFIED\x10\x00\x12\x14\n\x10TYPE_SLICE_BEGIN\x10\x01\x12\x12\n\x0eTYPE_SLICE_END\x10\x02\x12\x10\n\x0cTYPE_INSTANT\x10\x03\x12\x10\n\x0cTYPE_COUNTER\x10\x04\"^\n\x0f\x44\x65\x62ugAnnotation\x12\x10\n\x08name_iid\x18\x01 \x01(\x04\x12\x14\n\nuint_value\x18\x03 \x01(\x04H\x00\x12\x1a\n\x10string_value_iid\x18\x11 \x01(\x04H\x00\x42\x07\n\x05value\"\x99\x02\n\x0cInternedData\x12=\n\x10\x65vent_categories\x18\x01 \x03(\x0b\x32#.fathom_trace.perfetto.InternedName\x12\x38\n\x0b\x65vent_names\x18\x02 \x03(\x0b\x32#.fathom_trace.perfetto.InternedName\x12\x43\n\x16\x64\x65\x62ug_annotation_names\x18\x03 \x03(\x0b\x32#.fathom_trace.perfetto.InternedName\x12K\n\x1e\x64\x65\x62ug_annotation_string_values\x18\x1d \x03(\x0b\x32#.fathom_trace.perfetto.InternedName\")\n\x0cInternedName\x12\x0b\n\x03iid\x18\x01 \x01(\x04\x12\x0c\n\x04name\x18\x02 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15perfetto_events.proto\x12\x15\x66\x61thom_trace.perfetto\";\n\x05Trace\x12\x32\n\x06packet\x18\x01 \x03(\x0b\x32\".fathom_trace.perfetto.TracePacket\"\xf1\x02\n\x0bTracePacket\x12\x16\n\ttimestamp\x18\x08 \x01(\x04H\x01\x88\x01\x01\x12\"\n\x1atrusted_packet_sequence_id\x18\n \x01(\r\x12:\n\rinterned_data\x18\x0c \x01(\x0b\x32#.fathom_trace.perfetto.InternedData\x12\x16\n\x0esequence_flags\x18\r \x01(\r\x12>\n\x0e\x63lock_snapshot\x18\x06 \x01(\x0b\x32$.fathom_trace.perfetto.ClockSnapshotH\x00\x12\x38\n\x0btrack_event\x18\x0b \x01(\x0b\x32!.fathom_trace.perfetto.TrackEventH\x00\x12\x42\n\x10track_descriptor\x18< \x01(\x0b\x32&.fathom_trace.perfetto.TrackDescriptorH\x00\x42\x06\n\x04\x64\x61taB\x0c\n\n_timestamp\"\x8c\x01\n\rClockSnapshot\x12:\n\x06\x63locks\x18\x01 \x03(\x0b\x32*.fathom_trace.perfetto.ClockSnapshot.Clock\x1a?\n\x05\x43lock\x12\x10\n\x08\x63lock_id\x18\x01 \x01(\r\x12\x16\n\ttimestamp\x18\x02 \x01(\x04H\x00\x88\x01\x01\x42\x0c\n\n_timestamp\"\xf1\x01\n\x0fTrackDescriptor\x12\x0c\n\x04uuid\x18\x01 \x01(\x04\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x39\n\x07process\x18\x03 \x01(\x0b\x32(.fathom_trace.perfetto.ProcessDescriptor\x12\x37\n\x06thread\x18\x04 \x01(\x0b\x32\'.fathom_trace.perfetto.ThreadDescriptor\x12\x13\n\x0bparent_uuid\x18\x05 \x01(\x04\x12\x39\n\x07\x63ounter\x18\x08 \x01(\x0b\x32(.fathom_trace.perfetto.CounterDescriptor\"6\n\x11ProcessDescriptor\x12\x0b\n\x03pid\x18\x01 \x01(\x05\x12\x14\n\x0cprocess_name\x18\x06 \x01(\t\"A\n\x10ThreadDescriptor\x12\x0b\n\x03pid\x18\x01 \x01(\x05\x12\x0b\n\x03tid\x18\x02 \x01(\x03\x12\x13\n\x0bthread_name\x18\x05 \x01(\t\"\xa5\x01\n\x11\x43ounterDescriptor\x12;\n\x04unit\x18\x03 \x01(\x0e\x32-.fathom_trace.perfetto.CounterDescriptor.Unit\"S\n\x04Unit\x12\x14\n\x10UNIT_UNSPECIFIED\x10\x00\x12\x10\n\x0cUNIT_TIME_NS\x10\x01\x12\x0e\n\nUNIT_COUNT\x10\x02\x12\x13\n\x0fUNIT_SIZE_BYTES\x10\x03\"\x98\x03\n\nTrackEvent\x12\x19\n\rcategory_iids\x18\x03 \x03(\x04\x42\x02\x10\x00\x12\x41\n\x11\x64\x65\x62ug_annotations\x18\x04 \x03(\x0b\x32&.fathom_trace.perfetto.DebugAnnotation\x12\x34\n\x04type\x18\t \x01(\x0e\x32&.fathom_trace.perfetto.TrackEvent.Type\x12\x10\n\x08name_iid\x18\n \x01(\x04\x12\x12\n\ntrack_uuid\x18\x0b \x01(\x04\x12\x1a\n\rcounter_value\x18\x1e \x01(\x03H\x00\x88\x01\x01\x12\x14\n\x08\x66low_ids\x18/ \x03(\x06\x42\x02\x10\x00\x12 \n\x14terminating_flow_ids\x18\x30 \x03(\x06\x42\x02\x10\x00\"j\n\x04Type\x12\x14\n\x10TYPE_UNSPECIFIED\x10\x00\x12\x14\n\x10TYPE_SLICE_BEGIN\x10\x01\x12\x12\n\x0eTYPE_SLICE_END\x10\x02\x12\x10\n\x0cTYPE_INSTANT\x10\x03\x12\x10\n\x0cTYPE_COUNTER\x10\x04\x42\x10\n\x0e_counter_value\"^\n\x0f\x44\x65\x62ugAnnotation\x12\x10\n\x08name_iid\x18\x01 \x01(\x04\x12\x14\n\nuint_value\x18\x03 \x01(\x04H\x00\x12\x1a\n\x10string_value_iid\x18\x11 \x01(\x04H\x00\x42\x07\n\x05value\"\x99\x02\n\x0cInternedData\x12=\n\x10\x65vent_categories\x18\x01 \x03(\x0b\x32#.fathom_trace.perfetto.InternedName\x12\x38\n\x0b\x65vent_names\x18\x02 \x03(\x0b\x32#.fathom_trace.perfetto.InternedName\x12\x43\n\x16\x64\x65\x62ug_annotation_names\x18\x03 \x03(\x0b\x32#.fathom_trace.perfetto.InternedName\x12K\n\x1e\x64\x65\x62ug_annotation_string_values\x18\x1d \x03(\x0b\x32#.fathom_trace.perfetto.InternedName\")\n\x0cInternedName\x12\x0b\n\x03iid\x18\x01 \x01(\x04\x12\x0c\n\x04name\x18\x02 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'perfetto_events_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_TRACKEVENT'].fields_by_name['category_iids']._loaded_options = None
+  _globals['_TRACKEVENT'].fields_by_name['category_iids']._serialized_options = b'\020\000'
+  _globals['_TRACKEVENT'].fields_by_name['flow_ids']._loaded_options = None
+  _globals['_TRACKEVENT'].fields_by_name['flow_ids']._serialized_options = b'\020\000'
+  _globals['_TRACKEVENT'].fields_by_name['terminating_flow_ids']._loaded_options = None
+  _globals['_TRACKEVENT'].fields_by_name['terminating_flow_ids']._serialized_options = b'\020\000'
   _globals['_TRACE']._serialized_start=48
   _globals['_TRACE']._serialized_end=107
   _globals['_TRACEPACKET']._serialized_start=110
-  _globals['_TRACEPACKET']._serialized_end=460
-  _globals['_CLOCKSNAPSHOT']._serialized_start=462
-  _globals['_CLOCKSNAPSHOT']._serialized_end=583
-  _globals['_CLOCKSNAPSHOT_CLOCK']._serialized_start=539
-  _globals['_CLOCKSNAPSHOT_CLOCK']._serialized_end=583
-  _globals['_TRACKDESCRIPTOR']._serialized_start=586
-  _globals['_TRACKDESCRIPTOR']._serialized_end=855
-  _globals['_PROCESSDESCRIPTOR']._serialized_start=857
-  _globals['_PROCESSDESCRIPTOR']._serialized_end=911
-  _globals['_THREADDESCRIPTOR']._serialized_start=913
-  _globals['_THREADDESCRIPTOR']._serialized_end=978
-  _globals['_COUNTERDESCRIPTOR']._serialized_start=981
-  _globals['_COUNTERDESCRIPTOR']._serialized_end=1146
-  _globals['_COUNTERDESCRIPTOR_UNIT']._serialized_start=1063
-  _globals['_COUNTERDESCRIPTOR_UNIT']._serialized_end=1146
-  _globals['_TRACKEVENT']._serialized_start=1149
-  _globals['_TRACKEVENT']._serialized_end=1522
-  _globals['_TRACKEVENT_TYPE']._serialized_start=1416
-  _globals['_TRACKEVENT_TYPE']._serialized_end=1522
-  _globals['_DEBUGANNOTATION']._serialized_start=1524
-  _globals['_DEBUGANNOTATION']._serialized_end=1618
-  _globals['_INTERNEDDATA']._serialized_start=1621
-  _globals['_INTERNEDDATA']._serialized_end=1902
-  _globals['_INTERNEDNAME']._serialized_start=1904
-  _globals['_INTERNEDNAME']._serialized_end=1945
+  _globals['_TRACEPACKET']._serialized_end=479
+  _globals['_CLOCKSNAPSHOT']._serialized_start=482
+  _globals['_CLOCKSNAPSHOT']._serialized_end=622
+  _globals['_CLOCKSNAPSHOT_CLOCK']._serialized_start=559
+  _globals['_CLOCKSNAPSHOT_CLOCK']._serialized_end=622
+  _globals['_TRACKDESCRIPTOR']._serialized_start=625
+  _globals['_TRACKDESCRIPTOR']._serialized_end=866
+  _globals['_PROCESSDESCRIPTOR']._serialized_start=868
+  _globals['_PROCESSDESCRIPTOR']._serialized_end=922
+  _globals['_THREADDESCRIPTOR']._serialized_start=924
+  _globals['_THREADDESCRIPTOR']._serialized_end=989
+  _globals['_COUNTERDESCRIPTOR']._serialized_start=992
+  _globals['_COUNTERDESCRIPTOR']._serialized_end=1157
+  _globals['_COUNTERDESCRIPTOR_UNIT']._serialized_start=1074
+  _globals['_COUNTERDESCRIPTOR_UNIT']._serialized_end=1157
+  _globals['_TRACKEVENT']._serialized_start=1160
+  _globals['_TRACKEVENT']._serialized_end=1568
+  _globals['_TRACKEVENT_TYPE']._serialized_start=1444
+  _globals['_TRACKEVENT_TYPE']._serialized_end=1550
+  _globals['_DEBUGANNOTATION']._serialized_start=1570
+  _globals['_DEBUGANNOTATION']._serialized_end=1664
+  _globals['_INTERNEDDATA']._serialized_start=1667
+  _globals['_INTERNEDDATA']._serialized_end=1948
+  _globals['_INTERNEDNAME']._serialized_start=1950
+  _globals['_INTERNEDNAME']._serialized_end=1991
 # @@protoc_insertion_point(module_scope)

@@ -44,22 +44,20 @@ class ClockSnapshot(_message.Message):
     def __init__(self, clocks: _Optional[_Iterable[_Union[ClockSnapshot.Clock, _Mapping]]] = ...) -> None: ...
 
 class TrackDescriptor(_message.Message):
-    __slots__ = ("uuid", "name", "process", "thread", "parent_uuid", "counter", "sibling_order_rank")
+    __slots__ = ("uuid", "name", "process", "thread", "parent_uuid", "counter")
     UUID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     PROCESS_FIELD_NUMBER: _ClassVar[int]
     THREAD_FIELD_NUMBER: _ClassVar[int]
     PARENT_UUID_FIELD_NUMBER: _ClassVar[int]
     COUNTER_FIELD_NUMBER: _ClassVar[int]
-    SIBLING_ORDER_RANK_FIELD_NUMBER: _ClassVar[int]
     uuid: int
     name: str
     process: ProcessDescriptor
     thread: ThreadDescriptor
     parent_uuid: int
     counter: CounterDescriptor
-    sibling_order_rank: int
-    def __init__(self, uuid: _Optional[int] = ..., name: _Optional[str] = ..., process: _Optional[_Union[ProcessDescriptor, _Mapping]] = ..., thread: _Optional[_Union[ThreadDescriptor, _Mapping]] = ..., parent_uuid: _Optional[int] = ..., counter: _Optional[_Union[CounterDescriptor, _Mapping]] = ..., sibling_order_rank: _Optional[int] = ...) -> None: ...
+    def __init__(self, uuid: _Optional[int] = ..., name: _Optional[str] = ..., process: _Optional[_Union[ProcessDescriptor, _Mapping]] = ..., thread: _Optional[_Union[ThreadDescriptor, _Mapping]] = ..., parent_uuid: _Optional[int] = ..., counter: _Optional[_Union[CounterDescriptor, _Mapping]] = ...) -> None: ...
 
 class ProcessDescriptor(_message.Message):
     __slots__ = ("pid", "process_name")
