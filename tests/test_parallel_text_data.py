@@ -76,7 +76,7 @@ def test_padding_reversal_targets_and_weights() -> None:
 def test_training_reads_pairs_of_the_bucket(tmp_path: Path) -> None:
     """Bucket 0 holds only the first pair: the second has 6 source words, the third no source.
 
-    English counts: the 4, cat 2, in 2, and 2, again 2, 0000 2; so the is 4 and cat 5. Sleeps comes first of the words that occur once: 10.
+    English counts: the 4, cat 2, in 2, and 2, again 2, 0000 2; so the is 4 and cat 5. Sleeps is the first that occurs once: 10.
     French: le 3, chat 2, then dort first of the single ones.
     """
     values = first(folder(tmp_path), SMALL, "training", batch_size=2)
@@ -108,7 +108,7 @@ def test_only_so_many_lines_are_read(tmp_path: Path) -> None:
 
 def test_texts_that_are_not_aligned_are_told(tmp_path: Path) -> None:
     folder(tmp_path, french="un\ndeux\n")
-    with pytest.raises(DataError, match=r"train\.fr: expected as many lines as train\.en has, one translation a line: 4, found 2$"):
+    with pytest.raises(DataError, match=r"train\.fr: expected a translation of each line of train\.en: 4 lines, found 2$"):
         first(tmp_path, SMALL, "training")
 
 

@@ -102,7 +102,7 @@ def test_inference_macs_of_the_seminal_graph() -> None:
 
 @pytest.mark.parametrize("mode", ["training", "inference"])
 def test_forward_macs_of_the_trace(mode: str) -> None:
-    """In training TensorFlow multiplies outputs with the rows of 16 samples, and sums their products with the true row by one with ones."""
+    """In training TensorFlow multiplies outputs with 16 samples' rows, and sums products with the true row by one with ones."""
     trace = capture_workload(CaptureRequest("seq2seq", mode=mode, preset="tiny", plan=Plan(steps=1)))
     found = check(trace)
     assert found.complete
@@ -196,7 +196,7 @@ def samples(options: Any, variables_of: Program, values: Arrays) -> list[tuple[n
 
 
 def loss(p: Arrays, options: Any, values: Arrays, drawn: list[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> float:
-    """The sampled softmax by its definition (Jean et al. 2014, section 3), word by word; a sample that is the true word is left out."""
+    """The sampled softmax by its definition (Jean et al. 2014, section 3), word by word; samples that are the true word are left out."""
     kernel, bias, total = rows(p, options), p["projection/bias"], 0.0
     for column in range(BATCH):
         sentence, losses, weights = Sentence(p, values["source"][:, column]), 0.0, 0.0

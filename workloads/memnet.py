@@ -1,29 +1,29 @@
 """End-to-end memory network that answers questions about short stories (bAbI).
 
 A training step is one minibatch of stories, questions and answers: forward pass, softmax cross-entropy, gradients of all parameters,
-clipping and the optimiser's update. An inference step is the forward pass, up to and including the softmax over the words. Turning text
-into word numbers, lowering the learning rate and evaluating answers are not part of a step.
+clipping and the optimiser's update. An inference step is the forward pass, up to and including the softmax over the words. Turning
+text into word numbers, lowering the learning rate and evaluating answers are not part of a step.
 
 The model is that of the paper's section 4.1 with adjacent weight tying. With J words a sentence and width d, word j of a sentence is
-weighted by the position encoding l_kj = (1 - j/J) - (k/d)(1 - 2j/J) in dimension k. Of 3 hops, hop k reads memories
-m_i = sum_j l_j A_k x_ij + T_k(i) with the weights p = softmax(u_k . m_i), takes from c_i, which is made like m_i of C_k, the sum
-o = sum_i p_i c_i, and goes on with u_(k+1) = u_k + o. Tied: A_(k+1) = C_k, and the question's B = A_1 and the output W^T = C_3, so that
-there are 4 tables of words (V x d) and 4 of times (M x d), whose index counts from the latest sentence backwards:
-4 x 20 x 20 + 4 x 10 x 20 = 2,400 parameters at V = 20 words with nil, M = 10 sentences, d = 20; 5,600 at M = 50.
-Row 0 of each table of words is nil, which pads: it is zero and its gradient is set to zero. SGD with rate 0.01, batches of 32, the whole
-gradient scaled down to norm 40.
+weighted by the position encoding l_kj = (1 - j/J) - (k/d)(1 - 2j/J) in dimension k. Of 3 hops, hop k reads memories m_i = sum_j l_j
+A_k x_ij + T_k(i) with the weights p = softmax(u_k . m_i), takes from c_i, which is made like m_i of C_k, the sum o = sum_i p_i c_i,
+and goes on with u_(k+1) = u_k + o. Tied: A_(k+1) = C_k, and the question's B = A_1 and the output W^T = C_3, so that there are 4
+tables of words (V x d) and 4 of times (M x d), whose index counts from the latest sentence backwards: 4 x 20 x 20 + 4 x 10 x 20 =
+2,400 parameters at V = 20 words with nil, M = 10 sentences, d = 20; 5,600 at M = 50. Row 0 of each table of words is nil, which pads:
+it is zero and its gradient is set to zero. SGD with rate 0.01, batches of 32, the whole gradient scaled down to norm 40.
 
 Decided here: the loss is summed over the batch, for which rate and norm were chosen (the authors' code sums too). J is the padded
-length. An empty place of the memory, whose words are nil, takes part in the softmax with its time alone. One table makes c of one hop and
-m of the next, so each is looked up once. Products with the memory are elementwise products and sums, as in Fathom, and not batched
-matrix products: they are the small memory ops of which its paper speaks. Gradients of the tables, which have 20 rows and of which a
-batch looks up thousands, are summed to dense ones before nil is zeroed, clipped and applied. Initial values are N(0, 0.01) as in the
-paper; its linear start and random times are not used. The rate is a variable: it is to be halved every 25 epochs, outside the step.
+length. An empty place of the memory, whose words are nil, takes part in the softmax with its time alone (in the authors' code with
+nothing). One table makes c of one hop and m of the next, so each is looked up once. Products with the memory are elementwise products
+and sums, as in Fathom, and not batched matrix products: they are the small memory ops of which its paper speaks. Gradients of the
+tables, which have 20 rows and of which a batch looks up 1,920, are summed to dense ones before nil is zeroed, clipped and applied.
+Initial values are N(0, 0.1^2) as in the paper; its linear start and random times are not used. The rate is a variable: it is to be
+halved every 25 epochs, outside the step.
 
 `paper` is what Fathom ran: one table A for m and c, of its own for the question and for the answer, one table of times, and the same
-linear map H at each hop, u_(k+1) = H u_k + o: 1,800 parameters; Adam with rate 0.01, every gradient clipped to norm 40 by itself and given
-noise N(0, 0.001^2), memories transposed before they are multiplied, position encoding twice as large. Its times counted from the oldest
-sentence, padded behind the latest; here they count as above. Its inference ended at the logits; here the softmax follows.
+linear map H at each hop, u_(k+1) = H u_k + o: 1,800 parameters; Adam with rate 0.01, every gradient clipped to norm 40 by itself and
+given noise N(0, 0.001^2), memories transposed before they are multiplied, position encoding twice as large. Its times counted from the
+oldest sentence, padded behind the latest; here they count as above. Its inference ended at the logits; here the softmax follows.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def _shape(options: Options) -> babi.Shape:
 
 
 def build(options: Options, mode: str, batch_size: int, seed: int) -> Program:
-    """The step: `loss`, `logits` [batch, words] and, clipping the whole gradient, its norm; in inference `logits` and `probabilities`."""
+    """The step: `loss`, `logits` [batch, words] and the norm of a gradient clipped as a whole; in inference `logits` and `probabilities`."""
     import tensorflow as tf  # here, so that presets and inputs are known at once and without TensorFlow
 
     from fathom_trace.capture import training
@@ -218,7 +218,7 @@ def _layerwise(options: Options, variables: Mapping[str, Any], encoding: NDArray
 
 
 def _sentences(table: Any, encoding: NDArray[np.float32], numbers: Any) -> Any:
-    """Sentences of word numbers [..., width] as vectors [..., embedding]: their words' rows of the table, weighted by place and summed."""
+    """Sentences of word numbers [..., width] as vectors [..., embedding]: their words' rows of the table, weighted and summed."""
     import tensorflow as tf
 
     return tf.reduce_sum(tf.nn.embedding_lookup(table, numbers) * tf.constant(encoding), -2)

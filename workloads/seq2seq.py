@@ -1,13 +1,13 @@
 """Recurrent translation of English to French with attention (WMT).
 
 A training step is one minibatch of sentence pairs of one bucket: encoder, attending decoder fed with the true words, sampled softmax,
-gradients of all parameters, clipping and the optimiser's update. An inference step encodes the sources and decodes greedily: each decoder
-step makes logits of the whole vocabulary and feeds the best word to the next. Cutting text into words, padding, lowering the learning
-rate and turning numbers into words are not part of a step.
+gradients of all parameters, clipping and the optimiser's update. An inference step encodes the sources and decodes greedily: each
+decoder step makes logits of the whole vocabulary and feeds the best word to the next. Cutting text into words, padding, lowering the
+learning rate and turning numbers into words are not part of a step.
 
-Encoder and decoder are stacks of 3 basic LSTM layers of width w without peepholes, forget bias 1 (z = [x, h] K + b, cut into i, j, f, o;
-c' = sigmoid(f + 1) c + sigmoid(i) tanh(j), h' = sigmoid(o) tanh(c')), embeddings of width w, vocabularies of V = 40,000. The source is
-padded to the bucket and reversed. The decoder starts from the encoder's last state, of all layers. At each step
+Encoder and decoder are stacks of 3 basic LSTM layers of width w without peepholes, forget bias 1 (z = [x, h] K + b, cut into i, j, f,
+o; c' = sigmoid(f + 1) c + sigmoid(i) tanh(j), h' = sigmoid(o) tanh(c')), embeddings of width w, vocabularies of V = 40,000. The source
+is padded to the bucket and reversed. The decoder starts from the encoder's last state, of all layers. At each step
 
     x = [word, context] X + b      the context of the step before, zero at first; x is what the LSTM reads
     y = [c1, h1, c2, h2, c3, h3] Q + b                    the query, of the state after the step
@@ -17,22 +17,26 @@ padded to the bucket and reversed. The decoder starts from the encoder's last st
 Parameters, in w^2 and w: two embeddings 2 V w; 6 layers of 2 w x 4 w and 4 w: 48 w^2 + 24 w; X 2 w^2 + w; keys w^2; Q 6 w^2 + w; v w;
 O 2 w^2 + w; P V w + V. Together 3 V w + V + 59 w^2 + 28 w: 184,814,656 at w = 1024 and 34,633,792 at w = 256.
 
-The loss of each decoder step is a sampled softmax over the true word and 512 words drawn log-uniformly anew at each step, weighted 0 at
-padding and at the last step, summed over time, divided by the sentence's total weight, averaged over the batch. SGD with rate 0.5; the
-gradient is clipped to global norm 5. The rate is a variable: 0.99 times as much whenever the loss exceeds the last three, outside the step.
+The loss of each decoder step is a sampled softmax over the true word and 512 words drawn log-uniformly anew at each step, weighted 0
+at padding and at the last step, summed over time, divided by the sentence's total weight, averaged over the batch. SGD with rate 0.5;
+the gradient is clipped to global norm 5. The rate is a variable: 0.99 times as much whenever the loss exceeds the last three, outside
+the step.
 
-Decided here: time is unrolled in the graph, as in Fathom, whose buckets exist for that; the longest bucket has 50 steps, and a loop would
-add several ops of its own to each step's hundred or so. The bucket is an option, by default (20, 25), into which go sentences of common
-length: products of a training step at width 1024 are 272 G MACs there, and twice as many in (40, 50). The 3 x T partial gradients of the
-decoder's kernels, which live until they are summed, are 2.5 GB there and 5 GB in (40, 50). Batches of 64, as in Fathom.
-The LSTM is spelled in products and elementwise ops and attention in products and sums, as in Fathom, and not as TensorFlow's LSTM block,
-so that op types compare. Padding is attended to as in Fathom. What is gathered (embeddings, and P and its bias in the sampled softmax)
-gets its update by rows; the global norm is TensorFlow's, which counts the rows of a word that occurs more than once one by one. P is kept
-as [V, w], of which rows can be gathered. Every parameter starts uniform in [-0.08, 0.08] (section 3.4 of the paper). Width and depth are
-of Fathom's kind: the paper has 4 layers of 1000, no attention (which is of Bahdanau, Cho, Bengio, arXiv 1409.0473) and batches of 128.
+Decided here: time is unrolled in the graph, as in Fathom, whose buckets exist for that; the longest bucket has 50 steps, and a loop
+would add several ops of its own to each step's hundred or so. The bucket is an option, by default (20, 25), into which go sentences of
+common length: products of a training step at width 1024 are 272 G MACs there, and twice as many in (40, 50). The 3 x T partial
+gradients of the decoder's cells, which live until they are summed, are 2.5 GB there and 5 GB in (40, 50). Batches of 64, as in Fathom.
+The LSTM is spelled in products and elementwise ops and attention in products and sums, as in Fathom, and not as TensorFlow's LSTM
+block, so that op types compare. Padding is attended to as in Fathom. What is gathered (embeddings, and P and its bias in the sampled
+softmax) gets its update by rows; the global norm is TensorFlow's, which counts the rows of a word that occurs more than once one by
+one. P is kept as [V, w], of which rows can be gathered. How many of the drawn words are the true one differs from step to step, and
+with it the shapes of a few tensors: each step of a trace is a structure of its own. Every parameter starts uniform in [-0.08, 0.08]
+(section 3.4 of the paper). Width and depth are of Fathom's kind: the paper has 4 layers of 1000, no attention (which is of Bahdanau,
+Cho, Bengio, arXiv 1409.0473) and batches of 128.
 
-`paper` is what Fathom ran: width 256, and P kept as [w, V], transposed in every training step for the sampled softmax, so that its gradient
-is dense. Fathom read one sentence pair and repeated it; in inference it made each step's logits twice and the loss as well; not so here.
+`paper` is what Fathom ran: width 256, and P kept as [w, V], transposed in every training step for the sampled softmax, so that its
+gradient is dense. Fathom read one sentence pair and repeated it; in inference it made each step's logits twice and the loss as well;
+not so here.
 """
 
 from __future__ import annotations
@@ -141,7 +145,7 @@ def _shape(options: Options) -> parallel_text.Shape:
 
 
 def build(options: Options, mode: str, batch_size: int, seed: int) -> Program:
-    """The step: `loss` and `gradient_norm` in training; in inference the logits of each step, `logits_00`, ..., and `tokens` [T, batch]."""
+    """The step: `loss` and `gradient_norm` in training; in inference each step's logits, `logits_00`, ..., and `tokens` [T, batch]."""
     import tensorflow as tf  # here, so that presets and inputs are known at once and without TensorFlow
 
     from fathom_trace.capture import training

@@ -1,17 +1,17 @@
 """bAbI question answering: stories, questions and one-word answers as word numbers, from the real text files or made up.
 
-The files are those of Weston et al., "Towards AI-Complete Question Answering: A Set of Prerequisite Toy Tasks", 2015, arXiv 1502.05698:
-for each task N of 1 to 20 `qa{N}_*_train.txt` and `qa{N}_*_test.txt`. A line is a number, a blank and text; number 1 begins a story. A
-sentence is plain text; a question has two tabs: question, answer, numbers of the supporting sentences.
+The files are those of Weston et al., "Towards AI-Complete Question Answering: A Set of Prerequisite Toy Tasks", 2015, arXiv
+1502.05698: for each task N of 1 to 20 `qa{N}_*_train.txt` and `qa{N}_*_test.txt`. A line is a number, a blank and text; number 1
+begins a story. A sentence is plain text; a question has two tabs: question, answer, numbers of the supporting sentences.
 
     1 Mary moved to the bathroom.
     2 John went to the hallway.
     3 Where is Mary?<tab>bathroom<tab>1
 
-Words are in lower case, without the mark at the end of a sentence. They are numbered from 1 by the alphabet, over both files of the task;
-0 is nil, which pads sentences to their width and stories to the size of the memory. An answer is one word, also where it is a list
-(`apple,milk`). Of a story the most recent sentences that fit are kept, the latest first: place 0 holds the last sentence before the
-question.
+Words are in lower case, without the mark at the end of a sentence. They are numbered from 1 by the alphabet, over both files of the
+task; 0 is nil, which pads sentences to their width and stories to the size of the memory. An answer is one word, also where it is a
+list (`apple,milk`). Of a story the most recent sentences that fit are kept, the latest first: place 0 holds the last sentence before
+the question.
 
 `synthetic_batches` makes stories as task 1 has them: 19 words, two sentences, then a question, five times a story.
 """
@@ -29,8 +29,8 @@ from fathom_trace.errors import DataError, OptionError
 from fathom_trace.workload import InputSpec, Values
 
 FORMAT = (
-    "bAbI text files qa{N}_*_train.txt (training) and qa{N}_*_test.txt (inference), both needed: lines of a number and a sentence, or of a"
-    " number, a question, a tab, its answer, a tab, supporting sentences; number 1 begins a story"
+    "bAbI text files qa{N}_*_train.txt (training) and qa{N}_*_test.txt (inference), both needed: lines of a number and a sentence, or"
+    " of a number, a question, a tab, its answer, a tab, supporting sentences; number 1 begins a story"
 )
 TASKS = 20
 NIL = 0

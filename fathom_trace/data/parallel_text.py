@@ -1,9 +1,10 @@
 """Sentence pairs as padded word numbers in buckets, from two line-aligned text files or made up.
 
-A folder holds `train.en` and `train.fr` (training) or, besides them, `test.en` (inference); the two ends are options. Text is UTF-8, one
-sentence a line, and line n of one file is the translation of line n of the other. As in the original of Fathom's workload, a sentence is
-cut at white space and around .,!?"':;)( and every digit becomes 0. Words are numbered by falling frequency in the training text, equal
-ones in order of appearance, after PAD 0, GO 1, EOS 2 and UNK 3, which stands for every word that does not fit into the vocabulary.
+A folder holds `train.en` and `train.fr` (training) or, besides them, `test.en` (inference); the two ends are options. Text is UTF-8,
+one sentence a line, and line n of one file is the translation of line n of the other. As in the original of Fathom's workload, a
+sentence is cut at white space and around .,!?"':;)( and every digit becomes 0. Words are numbered by falling frequency in the training
+text, equal ones in order of appearance, after PAD 0, GO 1, EOS 2 and UNK 3, which stands for every word that does not fit into the
+vocabulary.
 
 A pair belongs to the first bucket (S, T) whose source length is below S and whose target length, with EOS, is below T. The source is
 padded to S and then reversed: PAD comes first. The decoder reads GO, the words, EOS, PAD up to T; its target at each step is what it
@@ -63,7 +64,7 @@ class Shape:
 
 
 def input_specs(shape: Shape, mode: str, batch_size: int) -> tuple[InputSpec, ...]:
-    """`source` [S, batch]; in training `decoder_input`, `target`, `weight` [T, batch], in inference `start` [batch]. Time comes first."""
+    """`source` [S, batch]; in training `decoder_input`, `target`, `weight` [T, batch], in inference `start` [batch]. Time is first."""
     last = shape.vocabulary - 1
     target = (shape.target_length, batch_size)
     source = InputSpec(
@@ -130,8 +131,8 @@ def pack(pairs: Sequence[tuple[Words, Words]], shape: Shape, mode: str) -> Value
 def synthetic_batches(shape: Shape, mode: str, batch_size: int, seed: int) -> Iterator[Values]:
     """Batches without end of made-up pairs.
 
-    Words are drawn log-uniformly over their ranks (Zipf's law, which the sampled softmax assumes too). Lengths are drawn until they fit
-    into the bucket: sources log-normal around 20 words, targets 1.15 times as long with a spread of 20%, as English and French are
+    Words are drawn log-uniformly over their ranks (Zipf's law, which the sampled softmax assumes too). Lengths are drawn until they
+    fit into the bucket: sources log-normal around 20 words, targets 1.15 times as long with a spread of 20%, as English and French are
     (assumed here, not measured on WMT).
     """
     generator = np.random.default_rng(seed)
@@ -182,7 +183,7 @@ def read_batches(
         texts = [read_sentences(path, limit) for path in paths]
         if len(texts[0]) != len(texts[1]):
             raise DataError(
-                f"{paths[1]}: expected as many lines as {paths[0].name} has, one translation a line: {len(texts[0])}, found {len(texts[1])}"
+                f"{paths[1]}: expected a translation of each line of {paths[0].name}: {len(texts[0])} lines, found {len(texts[1])}"
             )
         source_numbers, target_numbers = (number_words(text, shape.vocabulary) for text in texts)
         both = zip(*texts, strict=True)
