@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 _POLYNOMIAL = 0x82F63B78
 _ONES = 0xFFFFFFFF
-_BLOCK = 512
+_BLOCK = 128
 
 
 def crc32c(data: bytes) -> int:
