@@ -300,3 +300,22 @@ def test_observer_is_shown_the_values_of_every_traced_step() -> None:
         np.testing.assert_array_equal(values.outputs["y"], values.after["state"] * x)
     # between two traced steps runs one untraced step, which adds x once more
     np.testing.assert_array_equal(seen[1].before["state"], seen[0].after["state"] + x)
+
+
+def test_variables_are_known_in_every_branch_of_a_case() -> None:
+    """Three branches, each of which adds to a variable of its own and reads it."""
+    variables = [tf.Variable(float(k), name=f"v{k}") for k in range(3)]
+
+    def program(i, x):
+        return tf.switch_case(i, [lambda v=v: v.assign_add(x).read_value() for v in variables])
+
+    trace = run(program, np.int32(2), np.float32(1.0))
+    names = [trace.strings[int(i)] for i in trace.variables.variable_name]
+
+    def touched(column: str, op: str) -> list[str]:
+        values = getattr(trace.nodes, column)
+        rows = [n for n, o in enumerate(trace.node_ops) if o == op]
+        return sorted(names[v] for n in rows for v in values[trace.nodes.row_values(column, n)].tolist())
+
+    assert touched("write", "AssignAddVariableOp") == ["v0", "v1", "v2"]
+    assert touched("read", "ReadVariableOp") == ["v0", "v1", "v2"]

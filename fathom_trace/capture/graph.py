@@ -16,7 +16,7 @@ RESOURCE_READERS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGathe
 RESOURCE_WRITERS = frozenset({"AssignVariableOp"})
 RESOURCE_UPDATERS = ("AssignAddVariableOp", "AssignSubVariableOp", "ResourceApply", "ResourceSparseApply", "ResourceScatter",
                      "ResourceStridedSliceAssign")  # fmt: skip
-PASS_THROUGH = frozenset({"Identity", "Enter", "Merge", "Switch", "Exit", "NextIteration", "_SwitchN", "_Arg"})
+PASS_THROUGH = frozenset({"Identity", "IdentityN", "Enter", "Merge", "Switch", "Exit", "NextIteration", "_SwitchN", "_Arg"})
 _MAX_LIST = 64
 _MAX_DEPTH = 50
 
@@ -107,14 +107,11 @@ def variable_access(nodes: list[GraphNode], handles: Mapping[int, int]) -> tuple
     holds: dict[tuple[int, int], int] = {(node, 0): variable for node, variable in handles.items()}
     has_changed = True
     while has_changed:
-        has_changed = False
+        before = len(holds)
         for i, node in enumerate(nodes):
-            if node.op in PASS_THROUGH and (i, 0) not in holds:
-                source = next((holds[key] for key in node.inputs if key in holds), None)
-                if source is not None:
-                    for port in range(2 if node.op == "Switch" else 1):
-                        holds[i, port] = source
-                    has_changed = True
+            if node.op in PASS_THROUGH:
+                holds.update({key: holds[source] for key, source in _passed_on(i, node) if source in holds and key not in holds})
+        has_changed = len(holds) > before
     reads: list[list[int]] = [[] for _ in nodes]
     writes: list[list[int]] = [[] for _ in nodes]
     for i, node in enumerate(nodes):
@@ -128,6 +125,15 @@ def variable_access(nodes: list[GraphNode], handles: Mapping[int, int]) -> tuple
         elif node.op in RESOURCE_READERS or node.op.startswith("Resource"):
             reads[i] = touched
     return reads, writes
+
+
+def _passed_on(number: int, node: GraphNode) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """Which output of a node may hand on which of its inputs, as (node, port) each."""
+    if node.op == "IdentityN":
+        return [((number, port), source) for port, source in enumerate(node.inputs)]
+    if node.op in ("Switch", "_SwitchN"):
+        return [((number, port), node.inputs[0]) for port in range(int(node.attributes.get("num_outs", 2)))]
+    return [((number, 0), source) for source in node.inputs]
 
 
 @dataclass(frozen=True)
