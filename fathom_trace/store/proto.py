@@ -1,8 +1,8 @@
 """Traces as protobuf files (`.pb`): length-delimited records, each small. Schema: `schemas/trace.proto`.
 
 Columns are packed repeated fields, one message type a table, so that any language reads them with code made from the schema and nothing
-else. Varints suit the data: three quarters of all values are small differences or small row numbers, and a trace takes about eight
-bytes for the four times of an execution, uncompressed. (Byte fields with compressed arrays would be a third smaller, and quicker here by
+else. Varints suit the data, which is mostly small differences and small row numbers: the four times of an execution take about eight
+bytes, uncompressed. (Byte fields with compressed arrays would be a third smaller, and quicker here by
 a few tenths of a second for a million executions, but opaque to everyone else: that is what the HDF5 format is for.)
 """
 
