@@ -196,7 +196,7 @@ def samples(options: Any, variables_of: Program, values: Arrays) -> list[tuple[n
 
 
 def loss(p: Arrays, options: Any, values: Arrays, drawn: list[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> float:
-    """The sampled softmax by its definition (Jean et al. 2014, section 3), word by word; samples that are the true word are left out."""
+    """The sampled softmax by its definition (Jean et al. 2014, section 3), by word; samples that are the true word are left out."""
     kernel, bias, total = rows(p, options), p["projection/bias"], 0.0
     for column in range(BATCH):
         sentence, losses, weights = Sentence(p, values["source"][:, column]), 0.0, 0.0

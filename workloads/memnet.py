@@ -129,7 +129,7 @@ def _shape(options: Options) -> babi.Shape:
 
 
 def build(options: Options, mode: str, batch_size: int, seed: int) -> Program:
-    """The step: `loss`, `logits` [batch, words] and the norm of a gradient clipped as a whole; in inference `logits` and `probabilities`."""
+    """The step: `loss`, `logits` [batch, words] and perhaps `gradient_norm`; in inference `logits`, `probabilities`."""
     import tensorflow as tf  # here, so that presets and inputs are known at once and without TensorFlow
 
     from fathom_trace.capture import training

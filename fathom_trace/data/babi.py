@@ -178,7 +178,7 @@ def synthetic_batches(shape: Shape, mode: str, batch_size: int, seed: int) -> It
 
 
 def _invented(generator: np.random.Generator) -> Iterator[Question]:
-    """One question of each of endless stories, any of its five: batches are drawn from shuffled questions."""
+    """One question, any of the five, of each of endless stories, as if all questions were shuffled."""
 
     def pick(choices: Sequence[str]) -> str:
         return choices[int(generator.integers(len(choices)))]
