@@ -147,6 +147,7 @@ class _Linker:
         self._link_products(products)
         self._link_gradients()
         self._by_destination()
+        self._by_parts()
         self._by_name(np.ones(len(self.layer), bool))
         return LayerLinks(tuple(self.layer), tuple(self.role), self.forward, tuple(self.evidence), tuple(self.forward_evidence))
 
@@ -387,6 +388,14 @@ class _Linker:
     def _forms_gradient(self, node: int) -> bool:
         """True for what TensorFlow puts gradients together with, such as AddN: its name has the scope of no layer."""
         return not self.scopes.layer_of_name(self.inner[node])
+
+    def _by_parts(self) -> None:
+        """A call whose ops were expanded belongs to the layer that they belong to, if that is one."""
+        for call, parts in self.graph.parts.items():
+            found = {self.layer[part] for part in parts} - {""}
+            if len(found) == 1:
+                told = {self.evidence[part] for part in parts if self.layer[part]}
+                self.layer[call], self.evidence[call] = found.pop(), GRAPH if told == {GRAPH} else NAMES
 
     # --- by names ---------------------------------------------------------------------------------------------------------------
 

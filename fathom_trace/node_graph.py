@@ -1,7 +1,8 @@
 """The executed graph as node-to-node dataflow: ancestors, descendants, and where a value really comes from.
 
 Loops are cycles here (NextIteration to Merge). A value is followed through whatever hands it on unchanged: identities, loop and branch
-plumbing, and the lists and stacks by which a loop keeps values for its gradient.
+plumbing, and the lists and stacks by which a loop keeps values for its gradient. A call whose ops were expanded is looked through: what
+reads its output reads what made it inside.
 """
 
 from __future__ import annotations
@@ -45,6 +46,16 @@ class NodeGraph:
         self.producers: list[list[Port]] = _data_inputs(trace)
         for receiver, sender in _transfers(trace, self.ops):
             self.producers[receiver] = list(self.producers[sender])
+        self.parts: dict[int, list[int]] = _parts(trace)
+        """The nodes inside each call that was expanded."""
+        self._returned = {
+            (call, int(trace.node_attributes[part].get("index", 0))): self.producers[part][0]
+            for call, parts in self.parts.items()
+            for part in parts
+            if self.ops[part] == "_Retval" and self.producers[part]
+        }
+        if self._returned:
+            self.producers = [[self.inside(port) for port in ports] for ports in self.producers]
         self.consumers: list[list[tuple[int, int]]] = [[] for _ in self.ops]
         """For each node the (consumer, input position) of every use of any of its outputs."""
         for node, inputs in enumerate(self.producers):
@@ -56,6 +67,12 @@ class NodeGraph:
 
     def __len__(self) -> int:
         return len(self.ops)
+
+    def inside(self, port: Port) -> Port:
+        """The output that made a value: of an expanded call's output, the one inside; else `port` itself."""
+        while port in self._returned:
+            port = self._returned[port]
+        return port
 
     # --- reachability -----------------------------------------------------------------------------------------------------------
 
@@ -197,6 +214,17 @@ def _data_inputs(trace: Trace) -> list[list[Port]]:
     bounds = trace.nodes.input_offsets.tolist()
     pairs = list(zip(trace.nodes.input_node.tolist(), trace.nodes.input_port.tolist(), strict=True))
     return [[pair for pair in pairs[a:b] if pair[1] >= 0] for a, b in pairwise(bounds)]
+
+
+def _parts(trace: Trace) -> dict[int, list[int]]:
+    """The nodes inside each expanded call, by the call's node."""
+    executions = trace.executions
+    found: dict[int, list[int]] = {}
+    inner = np.flatnonzero(executions.parent >= 0)
+    pairs = zip(executions.node[executions.parent[inner]].tolist(), executions.node[inner].tolist(), strict=True)
+    for call, part in dict.fromkeys(pairs):
+        found.setdefault(call, []).append(part)
+    return found
 
 
 def _transfers(trace: Trace, ops: tuple[str, ...]) -> Iterator[tuple[int, int]]:

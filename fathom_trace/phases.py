@@ -10,6 +10,9 @@ From the graph, where the step names its loss and the trace knows which variable
   sum of a variable's partial gradients, and keeping a loop's values for its gradient, since no inference does that.
 * *other* is the rest: metrics, running averages, plumbing that ends in nothing.
 
+A call whose ops were expanded is of the phase that those have, and *other* where they are of several: its time cannot be divided. What
+it computes for nothing, such as the gradient of an input that nobody asked for, is of the call's phase.
+
 Where a gradient ends and the optimizer begins is a matter of definition for the nodes in between, which read only gradients. Here a
 gradient is complete where it has the shape of its variable; what only adds up, reshapes or casts on the way is still its backward.
 
@@ -92,8 +95,19 @@ def phases(trace: Trace, graph: NodeGraph | None = None) -> Phases:
     if not len(writers) and not has_gradients:
         return Phases(np.full(len(trace.nodes), FORWARD, np.int8), ROLES if roles - {""} else NAMES)
     if len(writers) and "loss" in roles:
-        return Phases(_Roles(trace, graph or NodeGraph(trace), writers).codes, ROLES)
-    return Phases(named, NAMES)
+        graph = graph or NodeGraph(trace)
+        return Phases(_with_calls(_Roles(trace, graph, writers).codes, graph), ROLES)
+    return Phases(_with_calls(named, graph or NodeGraph(trace)), NAMES)
+
+
+def _with_calls(codes: NDArray[np.int8], graph: NodeGraph) -> NDArray[np.int8]:
+    """The phases with those of expanded calls after their parts', and of parts that end in nothing after their calls'."""
+    for call, parts in graph.parts.items():
+        found = {int(codes[part]) for part in parts} - {OTHER}
+        codes[call] = found.pop() if len(found) == 1 else OTHER
+        if codes[call] != OTHER:
+            codes[parts] = codes[call]
+    return codes
 
 
 def _writers(trace: Trace) -> NDArray[np.int64]:
@@ -165,9 +179,10 @@ class _Roles:
 
     def _fetched(self, *roles: str) -> list[int]:
         table = self.trace.interface
+        columns = (column.tolist() for column in (table.node, table.port, table.role, table.direction))
         return [
-            node
-            for node, role, direction in zip(table.node.tolist(), table.role.tolist(), table.direction.tolist(), strict=True)
+            self.graph.inside((node, port))[0]
+            for node, port, role, direction in zip(*columns, strict=True)
             if direction == tables.FETCH and self.trace.strings[role] in roles
         ]
 

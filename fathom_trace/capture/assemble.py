@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from fathom_trace import tables as t
 from fathom_trace.builder import ITEM_BYTES, TraceBuilder, attributes_text
 from fathom_trace.capture.dataflow import ENTER, Flow, FlowAnalysis, FlowNode
-from fathom_trace.capture.graph import GraphNode, attributes, constant_value, flatten_source, variable_access
+from fathom_trace.capture.graph import GraphNode, attributes, constant_value, flatten_source, handle_holders, variable_access
 from fathom_trace.capture.lift import Lifted
-from fathom_trace.capture.opaque import InnerOp, expand, is_opaque_call
+from fathom_trace.capture.opaque import Argument, InnerOp, expand, is_opaque_call
 from fathom_trace.capture.stepstats import RECORD_CAP, Signatures, StepRecords
 from fathom_trace.trace import Trace
 
@@ -87,7 +87,9 @@ class Assembler:
         self._is_opaque = [is_opaque_call(n.op, n.attributes) for n in nodes]
         self._no_bounds: IntColumn = np.zeros(0, np.int64)
         self._inner_rows: dict[int, list[int]] = {}
-        self._expanded: dict[tuple[str, tuple[Any, ...]], list[InnerOp] | None] = {}
+        self._expanded: dict[tuple[str, tuple[Argument, ...]], list[InnerOp] | None] = {}
+        self._handles = {self.node_index[v.node_name]: i for i, v in enumerate(lifted.variables) if v.node_name in self.node_index}
+        self._holders = handle_holders(nodes, self._handles) if any(self._is_opaque) else {}
         self.memory_step: tuple[int, StepRecords] | None = None
         self._flow_nodes = [
             FlowNode(
@@ -259,12 +261,20 @@ class Assembler:
         return np.array(calls, np.int64)
 
     def _inner_ops(self, node: int, given: Sequence[int]) -> list[InnerOp] | None:
-        """What a call hides, for the shapes of the tensors it was given."""
-        kinds = [self.columns.tensor_signature[tensor] for tensor in given]
+        """What a call hides, for the shapes of the tensors and variables it was given."""
+        arguments = []
+        for source, tensor in zip(self.nodes[node].inputs, given, strict=False):
+            _, dtype, dims = self.columns.tensor_signature[tensor]
+            variable = self._holders.get(source)
+            if variable is None:
+                arguments.append(Argument(dtype, dims))
+            else:
+                held = self.lifted.variables[variable]
+                arguments.append(Argument(held.dtype, held.shape, is_variable=True))
         function = str(self.nodes[node].attributes.get("f") or self.nodes[node].attributes.get("function", ""))
-        key = (function, tuple(kinds))
+        key = (function, tuple(arguments))
         if key not in self._expanded:
-            self._expanded[key] = expand(function, self.library, [dims for _, _, dims in kinds], [dtype for _, dtype, _ in kinds])
+            self._expanded[key] = expand(function, self.library, arguments) if len(arguments) == len(self.nodes[node].inputs) else None
         return self._expanded[key]
 
     def _inner_nodes(self, node: int, inner: Sequence[InnerOp]) -> list[int]:
@@ -385,8 +395,10 @@ class Assembler:
     def _add_graph(self, frame_rows: Sequence[int], source_rows: Mapping[str, int]) -> dict[str, int]:
         """Add nodes, constants and variables; returns the row of each variable by name."""
         variables = {v.name: i for i, v in enumerate(self.lifted.variables)}
-        handles = {self.node_index[v.node_name]: i for i, v in enumerate(self.lifted.variables) if v.node_name in self.node_index}
-        reads, writes = variable_access(list(self.nodes), handles)
+        inner = [
+            GraphNode(name, op.op, device, dict(op.attributes), op.definition, inputs) for name, op, inputs, device in self.inner_nodes
+        ]
+        reads, writes = variable_access([*self.nodes, *inner], self._handles)
         for i, node in enumerate(self.nodes):
             source = source_rows.get(node.name)
             self.builder.node(
@@ -405,11 +417,21 @@ class Assembler:
                 value = constant_value(node.definition)
                 if value is not None:
                     self.builder.constant(i, value)
-        for name, op, inputs, device in self.inner_nodes:
+        for i, (name, op, inputs, device) in enumerate(self.inner_nodes, start=len(self.nodes)):
             source = source_rows.get(name)
             self.builder.node(
-                name, op.op, inputs=inputs, attributes=op.attributes, device=device, sources=[source] if source is not None else []
+                name,
+                op.op,
+                inputs=inputs,
+                attributes=op.attributes,
+                device=device,
+                sources=[source] if source is not None else [],
+                reads=reads[i],
+                writes=writes[i],
             )
+            value = constant_value(op.definition) if op.op == "Const" else None
+            if value is not None:
+                self.builder.constant(i, value)
         for variable in self.lifted.variables:
             self.builder.variable(
                 variable.name,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -99,19 +99,12 @@ def constant_value(definition: Any) -> Any:
     return tf.make_ndarray(proto)
 
 
-def variable_access(nodes: list[GraphNode], handles: Mapping[int, int]) -> tuple[list[list[int]], list[list[int]]]:
+def variable_access(nodes: Sequence[GraphNode], handles: Mapping[int, int]) -> tuple[list[list[int]], list[list[int]]]:
     """Per node, the variables it reads and those it writes. `handles` gives the variable of each handle node.
 
     Handles are followed through ops that only pass them on, so that accesses inside loops and branches are found too.
     """
-    holds: dict[tuple[int, int], int] = {(node, 0): variable for node, variable in handles.items()}
-    has_changed = True
-    while has_changed:
-        before = len(holds)
-        for i, node in enumerate(nodes):
-            if node.op in PASS_THROUGH:
-                holds.update({key: holds[source] for key, source in _passed_on(i, node) if source in holds and key not in holds})
-        has_changed = len(holds) > before
+    holds = handle_holders(nodes, handles)
     reads: list[list[int]] = [[] for _ in nodes]
     writes: list[list[int]] = [[] for _ in nodes]
     for i, node in enumerate(nodes):
@@ -125,6 +118,19 @@ def variable_access(nodes: list[GraphNode], handles: Mapping[int, int]) -> tuple
         elif node.op in RESOURCE_READERS or node.op.startswith("Resource"):
             reads[i] = touched
     return reads, writes
+
+
+def handle_holders(nodes: Sequence[GraphNode], handles: Mapping[int, int]) -> dict[tuple[int, int], int]:
+    """The variable of each output (node, port) that is its handle; `handles` gives that of each handle node."""
+    holds: dict[tuple[int, int], int] = {(node, 0): variable for node, variable in handles.items()}
+    has_changed = True
+    while has_changed:
+        before = len(holds)
+        for i, node in enumerate(nodes):
+            if node.op in PASS_THROUGH:
+                holds.update({key: holds[source] for key, source in _passed_on(i, node) if source in holds and key not in holds})
+        has_changed = len(holds) > before
+    return holds
 
 
 def _passed_on(number: int, node: GraphNode) -> list[tuple[tuple[int, int], tuple[int, int]]]:
@@ -176,11 +182,11 @@ def _source_input(prefix: str, text: str, ops: Mapping[str, Any], arguments: Map
     if name in arguments:
         return arguments[name]
     if len(rest) == 2:
-        return f"{prefix}{name}", _output_offset(ops[name], rest[0]) + int(rest[1])
+        return f"{prefix}{name}", output_offset(ops[name], rest[0]) + int(rest[1])
     return f"{prefix}{name}", int(rest[0]) if rest else 0
 
 
-def _output_offset(definition: Any, output: str) -> int:
+def output_offset(definition: Any, output: str) -> int:
     """Flat port of the first tensor of a named output."""
     offset = 0
     signature = op_def_registry.get(definition.op)
