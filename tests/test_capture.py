@@ -259,6 +259,14 @@ def test_unknown_stage_offers_the_nearest() -> None:
         capture(lambda x: x, array(1), plan=Plan(stage="sauce"))
 
 
+def test_the_package_is_callable_too() -> None:
+    import fathom_trace
+
+    trace = fathom_trace.capture(lambda x: tf.nn.relu(x), array(2, 2), stage="source", steps=2)
+    assert shapes(trace, "Relu") == [(2, 2)]
+    assert len(trace.traced_steps) == 2
+
+
 def test_wrong_onednn_state_names_the_line() -> None:
     with pytest.raises(CaptureError, match=r"os.environ\['TF_ENABLE_ONEDNN_OPTS'\] = '1'"):
         capture(lambda x: x, array(1), plan=Plan(stage="optimized"))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fathom_trace.capture import CaptureRequest, Plan, capture_request
+from fathom_trace.capture import CaptureRequest, Plan, capture_request, is_target
 from fathom_trace.checks import check
 from fathom_trace.errors import CaptureError, OptionError, UnknownNameError
 from fathom_trace.trace import Trace
@@ -115,6 +115,14 @@ def test_callables_in_a_file(tmp_path: Path) -> None:
         request(f"{file}:sined")
     with pytest.raises(CaptureError, match="gave a int"):
         request(f"{file}:nothing")
+
+
+def test_a_workload_comes_before_a_folder_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "vgg").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert not is_target("vgg")
+    assert is_target("vgg/")
+    assert is_target("vgg.keras")
 
 
 def test_what_is_no_program_is_refused(tmp_path: Path) -> None:

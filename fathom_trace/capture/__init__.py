@@ -5,8 +5,10 @@ Importing this package does not import TensorFlow; calling it does.
 
 from __future__ import annotations
 
+import sys
+import types
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,7 +100,11 @@ class CaptureRequest:
 
 
 def is_target(text: str) -> bool:
-    """True when `text` names a file, a folder or a callable in a file, rather than a workload."""
+    """True when `text` names a file, a folder or a callable in a file, rather than a workload; the name of a workload is one first."""
+    from fathom_trace.workloads import REGISTRY
+
+    if text.replace("-", "_") in REGISTRY.files():
+        return False
     return "/" in text or ":" in text or Path(text).suffix in TARGET_SUFFIXES or Path(text).is_dir()
 
 
@@ -150,6 +156,8 @@ def capture(
     function: Any,
     *args: Any,
     name: str = "",
+    stage: str = "",
+    steps: int | None = None,
     plan: Plan | None = None,
     progress: Progress = _ignore,
     observe: Observe | None = None,
@@ -159,7 +167,7 @@ def capture(
 
     Every tensor argument becomes a fed input; other arguments are Python values that the function is specialised for. The call is run
     `plan.warmup` times untraced, then traced. Variables keep their values outside: each capture starts from them and changes a copy.
-    `observe` is shown the values of every traced step.
+    `stage` and `steps` override the plan's. `observe` is shown the values of every traced step.
 
     Raises:
         CaptureError: TensorFlow was imported with oneDNN in the wrong state for `plan.stage`, or the function cannot be lifted or run.
@@ -167,9 +175,20 @@ def capture(
     from fathom_trace.capture.environment import import_tensorflow
 
     plan = plan or Plan()
+    plan = replace(plan, stage=stage or plan.stage, steps=plan.steps if steps is None else steps)
     import_tensorflow(plan.stage)
     from fathom_trace.capture.run import run_function
 
     return run_function(
         function, args, kwargs, name or getattr(function, "__name__", type(function).__name__), plan, progress, observe
     )
+
+
+class _CallablePackage(types.ModuleType):
+    """Lets users write `fathom_trace.capture(function, *args)`: the package and the function share one name."""
+
+    def __call__(self, function: Any, *args: Any, **kwargs: Any) -> Trace:
+        return capture(function, *args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _CallablePackage
