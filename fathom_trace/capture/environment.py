@@ -82,7 +82,7 @@ def _quiet() -> Iterator[None]:
         os.dup2(held.fileno(), 2)
         try:
             yield
-        except BaseException:
+        except Exception:
             os.dup2(saved, 2)
             held.seek(0)
             os.write(2, held.read())
