@@ -1,0 +1,423 @@
+"""Tables of a step for spreadsheets and data frames: executions with times and costs, their tensors, their dependencies.
+
+Target: CSV as RFC 4180, https://www.rfc-editor.org/rfc/rfc4180 (UTF-8, a header, lines end with LF as Python, pandas and R take them), or
+with `--set format=parquet` Apache Parquet through pyarrow (the extra `parquet`).
+
+`executions` has a row for each execution of each exported step: times in ns after the step's earliest start, empty where there are none;
+MACs, FLOPs and bytes, empty where they are not known. `tensors` has a row for each output, `dependencies` one for each tensor that an
+execution read and each execution that it waited for without reading (`tensor` is empty). Rows are in the order of the trace's own tables,
+and `execution` and `tensor` are row numbers there.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import io
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fathom_trace.errors import ExportError
+from fathom_trace.exporter import TARGET_PARSED, CheckReport, ExportedLayer, ExportReport, Target, read_report
+from fathom_trace.layers import layer_names
+from fathom_trace.ops import kind
+from fathom_trace.options import option
+from fathom_trace.phases import phases
+from fathom_trace.steps import MEDIAN, STEP_DOC, StepView, account, notes, verify, view_steps
+from fathom_trace.tables import EXECUTION_KINDS
+from fathom_trace.trace import Trace
+
+TARGET = Target(
+    name="CSV and Parquet",
+    version="RFC 4180",
+    url="https://www.rfc-editor.org/rfc/rfc4180",
+    proof=TARGET_PARSED,
+    proof_detail="tests read the CSV with pandas and Python's csv module, and the Parquet with pyarrow where it is installed, and compare"
+    " every value with the trace",
+    how_to_run="pandas.read_csv(FOLDER + '/executions.csv', dtype={'iteration': str}), or any spreadsheet",
+)
+
+CSV, PARQUET = "csv", "parquet"
+Int64 = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `--set` changes."""
+
+    format: str = option(CSV, "text, or Parquet (needs pyarrow)", choices=(CSV, PARQUET))
+    step: str = option(MEDIAN, STEP_DOC + "; all: every traced step")
+
+
+@dataclass(frozen=True, eq=False)
+class Numbers:
+    """A column of integers; `known` is False where the cell is empty."""
+
+    name: str
+    values: Int64
+    known: NDArray[np.bool_] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Texts:
+    """A column of texts: each cell is `words[codes]`."""
+
+    name: str
+    codes: Int64
+    words: Sequence[str]
+
+
+Column = Numbers | Texts
+Table = dict[str, list[Column]]
+COLUMNS = {
+    "executions": (
+        "step", "execution", "node", "op", "kind", "phase", "layer", "device", "record", "iteration", "scheduled_ns", "start_ns",
+        "end_ns", "done_ns", "duration_ns", "lane", "macs", "flops", "bytes_read", "bytes_written",
+    ),
+    "tensors": ("tensor", "execution", "port", "dtype", "shape", "size_bytes"),
+    "dependencies": ("execution", "waits_for", "tensor"),
+}  # fmt: skip
+"""Column names by table."""
+TEXTS = frozenset({"node", "op", "kind", "phase", "layer", "device", "record", "iteration", "dtype", "shape"})
+
+
+# --- the tables -------------------------------------------------------------------------------------------------------------------
+
+
+def write(trace: Trace, folder: Path, options: Options) -> ExportReport:
+    """Write a file for each table.
+
+    Raises:
+        ExportError: Parquet without pyarrow.
+        OptionError, TraceError: there is no such step, or the trace is empty.
+    """
+    views = view_steps(trace, options.step, "exporter 'table'", allow_all=True)
+    arrow = _arrow() if options.format == PARQUET else None
+    labels = _Labels(trace)
+    structures = list({view.structure: view for view in views}.values())
+    made = {
+        "executions": [_executions(view, labels) for view in views],
+        "tensors": [_tensors(view) for view in structures],
+        "dependencies": [_dependencies(view) for view in structures],
+    }
+    rows: dict[str, int] = {}
+    files = []
+    for name, parts in made.items():
+        rows[name] = sum(len(part[0].values if isinstance(part[0], Numbers) else part[0].codes) for part in parts)
+        files.append(f"{name}.{options.format}")
+        if arrow is None:
+            with (folder / files[-1]).open("w", encoding="utf-8", newline="") as out:
+                out.write(",".join(COLUMNS[name]) + "\n")
+                out.writelines(chain.from_iterable(csv_text(part) for part in parts))
+        else:
+            _write_parquet(arrow, folder / files[-1], parts)
+
+    first = {view.structure: view.rows.start for view in structures}
+
+    def describe(view: StepView, node: int, members: list[int]) -> Mapping[str, Any]:
+        more = f" and {len(members) - 1} more" * (len(members) > 1)
+        return {"place": f"{files[0]}:execution {members[0] + first[view.structure]}{more}", "how": "row of each step"}
+
+    layers, skipped = account(views, {}, describe)
+    report = ExportReport(
+        exporter="table",
+        target=TARGET,
+        files=tuple(files),
+        layers=layers,
+        skipped=skipped,
+        settings={**asdict(options), "steps": [view.step for view in views], "rows": rows},
+        notes=tuple(notes(views)),
+        provenance=dict(trace.provenance),
+    )
+    verify(views, report)
+    return report
+
+
+class _Labels:
+    """What is said of every node."""
+
+    def __init__(self, trace: Trace) -> None:
+        kinds = {op: kind(op) for op in set(trace.node_ops)}
+        self.words: dict[str, Sequence[str]] = {
+            "node": trace.node_names,
+            "op": trace.node_ops,
+            "kind": [kinds[op] for op in trace.node_ops],
+            "phase": list(phases(trace)),
+            "layer": layer_names(trace),
+            "device": [trace.strings[d] for d in trace.nodes.device.tolist()],
+        }
+
+
+def _executions(view: StepView, labels: _Labels) -> list[Column]:
+    trace, costs, count = view.trace, view.costs, len(view)
+    nodes = trace.executions.node[view.rows].astype(np.int64)
+    paths, of_path = np.unique(trace.executions.path[view.rows], return_inverse=True)
+    iterations = [".".join(map(str, trace.iteration(int(p)))) for p in paths]
+    timed = None if view.timed.all() else view.timed
+    step = np.full(count, -1 if view.step is None else view.step, np.int64)
+    moved = {"macs": (costs.macs, costs.macs_known), "flops": (costs.flops, costs.flops_known)}
+    moved |= {"bytes_read": (costs.bytes_read, costs.bytes_known), "bytes_written": (costs.bytes_written, costs.bytes_known)}
+    return [
+        Numbers("step", step, step >= 0),
+        Numbers("execution", np.arange(view.rows.start, view.rows.stop)),
+        *(Texts(name, nodes, words) for name, words in labels.words.items()),
+        Texts("record", trace.executions.kind[view.rows].astype(np.int64), EXECUTION_KINDS),
+        Texts("iteration", of_path.reshape(-1).astype(np.int64), iterations),
+        *(Numbers(f"{name}_ns", view.times_ns(name), timed) for name in ("scheduled", "start", "end", "done")),
+        Numbers("duration_ns", view.duration_ns, timed),
+        Numbers("lane", view.lane, timed),
+        *(Numbers(name, values, known) for name, (values, known) in moved.items()),
+    ]
+
+
+def _tensors(view: StepView) -> list[Column]:
+    trace = view.trace
+    bounds = trace.tensor_offsets
+    rows = slice(int(bounds[view.rows.start]), int(bounds[view.rows.stop]))
+    table = trace.tensors
+    return [
+        Numbers("tensor", np.arange(rows.start, rows.stop)),
+        Numbers("execution", table.execution[rows].astype(np.int64)),
+        Numbers("port", table.port[rows].astype(np.int64)),
+        Texts("dtype", table.dtype[rows].astype(np.int64), trace.strings.values),
+        Texts("shape", table.shape[rows].astype(np.int64), ["x".join(map(str, s)) for s in trace.shapes.values]),
+        Numbers("size_bytes", table.size_bytes[rows].astype(np.int64)),
+    ]
+
+
+def _dependencies(view: StepView) -> list[Column]:
+    ex, rows = view.trace.executions, view.rows
+    read = slice(int(ex.input_offsets[rows.start]), int(ex.input_offsets[rows.stop]))
+    waits = slice(int(ex.control_offsets[rows.start]), int(ex.control_offsets[rows.stop]))
+    numbers = np.arange(rows.start, rows.stop)
+    consumer = np.concatenate(
+        [np.repeat(numbers, np.diff(bounds[rows.start : rows.stop + 1])) for bounds in (ex.input_offsets, ex.control_offsets)]
+    )
+    tensor = np.concatenate([ex.input[read], np.full(waits.stop - waits.start, -1)]).astype(np.int64)
+    producer = np.concatenate([view.trace.tensors.execution[ex.input[read]], ex.control[waits]]).astype(np.int64)
+    order = np.argsort(consumer, kind="stable")
+    tensor = tensor[order]
+    return [Numbers("execution", consumer[order]), Numbers("waits_for", producer[order]), Numbers("tensor", tensor, tensor >= 0)]
+
+
+# --- text -------------------------------------------------------------------------------------------------------------------------
+
+BLOCK = 100_000
+"""Rows that are turned into text at once."""
+
+
+def csv_text(columns: Sequence[Column]) -> Iterator[str]:
+    """The lines of a table, many at a time.
+
+    Runs of complete integer columns become text as one nested list each; neighbouring columns with few distinct rows become one column
+    of distinct pieces of text. A line is a join of such pieces.
+    """
+    pieces: list[tuple[Any, Sequence[str] | None]] = []
+    numbers: list[Int64] = []
+    distinct: list[tuple[Int64, Sequence[str]]] = []
+
+    def close() -> None:
+        if numbers:
+            pieces.append((np.stack(numbers, axis=1), None))
+            numbers.clear()
+        if distinct:
+            pieces.append(_merge(distinct))
+            distinct.clear()
+
+    for column in columns:
+        coded = _coded(column)
+        if coded is None and isinstance(column, Numbers):
+            if distinct:
+                close()
+            numbers.append(column.values)
+        elif coded is not None:
+            if numbers:
+                close()
+            distinct.append(coded)
+    close()
+    count = len(pieces[0][0])
+    for begin in range(0, count, BLOCK):
+        texts: list[Iterable[str]] = []
+        for position, (values, words) in enumerate(pieces):
+            part = values[begin : begin + BLOCK]
+            texts += [[","] * len(part)] * (position > 0)
+            texts.append(number_lines(part) if words is None else map(words.__getitem__, part.tolist()))
+        texts.append(["\n"] * min(BLOCK, count - begin))
+        yield "".join(chain.from_iterable(zip(*texts, strict=True)))
+
+
+def number_lines(rows: Int64) -> list[str]:
+    """Integers `[n, k]` as n texts `1,2,3`: as Python prints a nested list, which is the fastest it can do."""
+    return str(rows.tolist())[2:-2].replace(", ", ",").split("],[") if len(rows) else []
+
+
+def _coded(column: Column) -> tuple[Int64, Sequence[str]] | None:
+    """A column as codes and texts; None for integers of which every cell is filled: what may be empty is a cost or a step, and repeats."""
+    if isinstance(column, Texts):
+        used, codes = np.unique(column.codes, return_inverse=True)
+        return codes.reshape(-1).astype(np.int64), [_cell(column.words[w]) for w in used.tolist()]
+    if column.known is None:
+        return None
+    values = np.where(column.known, column.values, np.iinfo(np.int64).min)
+    used, codes = np.unique(values, return_inverse=True)
+    texts = ["" if v == np.iinfo(np.int64).min else str(v) for v in used.tolist()]
+    return codes.reshape(-1).astype(np.int64), texts
+
+
+def _merge(columns: Sequence[tuple[Int64, Sequence[str]]]) -> tuple[Int64, Sequence[str]]:
+    """Neighbouring coded columns as one: distinct combinations, joined by commas."""
+    codes, texts = columns[0]
+    for more, words in columns[1:]:
+        pairs, codes = np.unique(codes * len(words) + more, return_inverse=True)
+        codes = codes.reshape(-1)
+        texts = [f"{texts[pair // len(words)]},{words[pair % len(words)]}" for pair in pairs.tolist()]
+    return codes, texts
+
+
+def _cell(text: str) -> str:
+    """A text as a cell: quoted where it would not stay one cell otherwise."""
+    return '"' + text.replace('"', '""') + '"' if re.search(r'[",\r\n]', text) else text
+
+
+# --- Parquet ----------------------------------------------------------------------------------------------------------------------
+
+
+def _arrow() -> Any:
+    try:
+        return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
+    except ImportError:
+        raise ExportError("Parquet needs pyarrow; install it with: pip install 'fathom-trace[parquet]', or set format=csv") from None
+
+
+def _write_parquet(arrow: Any, path: Path, parts: Sequence[Sequence[Column]]) -> None:
+    package, parquet = arrow
+    tables = []
+    for part in parts:
+        arrays = {}
+        for column in part:
+            if isinstance(column, Texts):
+                used, codes = np.unique(column.codes, return_inverse=True)
+                words = package.array([column.words[w] for w in used.tolist()], package.string())
+                arrays[column.name] = package.DictionaryArray.from_arrays(codes.reshape(-1).astype(np.int32), words).cast(
+                    package.string()
+                )
+            else:
+                empty = None if column.known is None else ~column.known
+                arrays[column.name] = package.array(column.values, package.int64(), mask=empty)
+        tables.append(package.table(arrays))
+    parquet.write_table(package.concat_tables(tables), path)
+
+
+# --- checking ---------------------------------------------------------------------------------------------------------------------
+
+Cell = int | str | None
+
+
+def check(folder: Path) -> CheckReport:
+    """Parse the tables strictly, and compare them with each other and with `export.json`.
+
+    In each: the header, as many cells in every row, integers where they belong. Against the trace: rows, the rows and exact time of each
+    node; every execution and tensor that is named exists, and producers come before who waits for them.
+
+    Raises:
+        ExportError: there is no `export.json`, or it is none.
+    """
+    report = read_report(folder)
+    problems: list[str] = []
+    try:
+        layers = [ExportedLayer(**row) for row in report["layers"]]
+        rows, suffix, steps = dict(report["settings"]["rows"]), str(report["settings"]["format"]), list(report["settings"]["steps"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ExportError(f"{folder / 'export.json'} is not a report of table ({error}); export again") from None
+    found: dict[str, dict[str, list[Any]]] = {}
+    for name, columns in COLUMNS.items():
+        file = f"{name}.{suffix}"
+        try:
+            table = _parse_parquet(folder / file) if suffix == PARQUET else _parse_csv(folder / file)
+        except (OSError, ValueError, csv.Error) as error:
+            problems.append(f"{file} cannot be read ({type(error).__name__}: {' '.join(str(error).split())[:160]})")
+            continue
+        if tuple(table) != columns:
+            problems.append(f"{file} has the columns {', '.join(table)}, not {', '.join(columns)}")
+        elif len(table[columns[0]]) != rows.get(name):
+            problems.append(f"{file} has {len(table[columns[0]])} rows, export.json says {rows.get(name)}")
+        else:
+            found[name] = table
+    if not problems:
+        problems += _differences(found, layers, steps)
+    facts = {f"{name} rows": len(table[COLUMNS[name][0]]) for name, table in found.items()}
+    if "executions" in found:
+        facts["time_ns"] = sum(t or 0 for t in found["executions"]["duration_ns"])
+    return CheckReport(tuple(f"{name}.{suffix}" for name in found), facts, tuple(problems))
+
+
+def _parse_csv(path: Path) -> dict[str, list[Any]]:
+    text = path.read_bytes().decode()
+    if not text.endswith("\n"):
+        raise ValueError("its last line has no end")
+    header, *rows = list(csv.reader(io.StringIO(text, newline=""), strict=True))
+    if any(len(row) != len(header) for row in rows):
+        wrong = next(i for i, row in enumerate(rows, start=2) if len(row) != len(header))
+        raise ValueError(f"row {wrong} has not {len(header)} cells")
+    columns: dict[str, list[Any]] = {}
+    for name, cells in zip(header, zip(*rows, strict=True) if rows else [()] * len(header), strict=True):
+        columns[name] = list(cells) if name in TEXTS else [_integer(name, cell) for cell in cells]
+    return columns
+
+
+def _integer(name: str, cell: str) -> int | None:
+    if cell and not re.fullmatch(r"-?[0-9]+", cell, re.ASCII):
+        raise ValueError(f"'{cell}' in column {name} is no integer")
+    return int(cell) if cell else None
+
+
+def _parse_parquet(path: Path) -> dict[str, list[Any]]:
+    package, parquet = _arrow()
+    try:
+        table = parquet.read_table(path)
+    except (package.ArrowException, OSError) as error:
+        raise ValueError(str(error)) from None
+    wrong = [f.name for f in table.schema if str(f.type) != ("string" if f.name in TEXTS else "int64")]
+    if wrong:
+        raise ValueError(f"columns of another type: {', '.join(wrong)}")
+    columns: dict[str, list[Any]] = table.to_pydict()
+    return columns
+
+
+def _differences(found: Mapping[str, Mapping[str, list[Any]]], layers: Sequence[ExportedLayer], steps: Sequence[Any]) -> Iterable[str]:
+    table = found["executions"]
+    time: dict[int, int] = defaultdict(int)
+    runs: dict[int, int] = defaultdict(int)
+    names: dict[int, str] = {}
+    for execution, name, duration in zip(table["execution"], table["node"], table["duration_ns"], strict=True):
+        time[execution] += duration or 0
+        runs[execution] += 1
+        names[execution] = name
+    if set(names) != {e for layer in layers for e in layer.executions}:
+        yield "executions: its executions are not those of export.json"
+        return
+    if set(table["step"]) - set(steps):
+        yield "executions: a step that export.json does not have"
+    if len(set(zip(table["step"], table["execution"], strict=True))) != len(table["step"]):
+        yield "executions: an execution is there twice in one step"
+    for layer in layers:
+        total = sum(time[e] for e in layer.executions)
+        if total != layer.time_ns or any(names[e] != layer.name for e in layer.executions):
+            yield f"executions: {layer.name}: {total} ns, in the trace {layer.time_ns:.0f}, or of another name"
+    producer = dict(zip(found["tensors"]["tensor"], found["tensors"]["execution"], strict=True))
+    if not set(producer.values()) <= set(names):
+        yield "tensors: an execution that is not in executions"
+    table = found["dependencies"]
+    for execution, before, tensor in zip(table["execution"], table["waits_for"], table["tensor"], strict=True):
+        if execution not in names or before not in names or before >= execution:
+            yield f"dependencies: execution {execution} waits for {before}, which does not precede it"
+        elif tensor is not None and producer.get(tensor) != before:
+            yield f"dependencies: tensor {tensor} is not of execution {before}"
