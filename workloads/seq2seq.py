@@ -160,7 +160,7 @@ def build(options: Options, mode: str, batch_size: int, seed: int) -> Program:
         outputs, tokens, token = {}, [], start
         for step in range(steps):
             logits = network.project(decoder.step(network.embed("decoder_embedding", token)))
-            with tf.name_scope("greedy"):
+            with tf.name_scope("projection"):
                 token = tf.argmax(logits, 1, output_type=tf.int32)
             outputs[f"logits_{step:02}"] = logits
             tokens.append(token)
