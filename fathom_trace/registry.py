@@ -62,7 +62,8 @@ class Registry:
         module = importlib.import_module(f"{self.package}.{key}")
         missing = [part for part in self.required if not hasattr(module, part)]
         if missing:
-            raise FathomError(f"{self.kind} '{key}' ({module.__file__}) lacks {', '.join(missing)}; see {self.package[:-1].replace('.', '/')}.py")
+            contract = f"{self.package.removesuffix('s').replace('.', '/')}.py"
+            raise FathomError(f"{self.kind} '{key}' ({module.__file__}) lacks {', '.join(missing)}; see {contract}")
         return module
 
 
