@@ -54,9 +54,10 @@ def windows(size: int, kernel: int, stride: int, dilation: int) -> int:
 
 @dataclass
 class Counted:
-    """What a convolution touched."""
+    """What a convolution touched. `macs_inside` are the multiplications that read the image itself, not its padding."""
 
     macs: int
+    macs_inside: int
     output: tuple[int, ...]
     inputs: int
     inputs_with_padding: int
@@ -71,7 +72,7 @@ def count(case: Case) -> Counted:
         windows(n + sum(p), k, s, d)
         for n, p, k, s, d in zip(case.size, pads, case.kernel, case.stride, case.dilation, strict=True)
     )  # fmt: skip
-    macs = 0
+    macs = inside = 0
     inputs, padded, filters, outputs = set(), set(), set(), set()
     heads = itertools.product(range(case.batch), range(case.groups), range(case.filters), range(case.channels))
     for n, g, k, c in heads:
@@ -81,10 +82,11 @@ def count(case: Case) -> Counted:
                 macs += 1
                 padded.add((n, g, c, at))
                 if all(0 <= a < size for a, size in zip(at, case.size, strict=True)):
+                    inside += 1
                     inputs.add((n, g, c, at))
                 filters.add((g, k, c, r))
                 outputs.add((n, g, k, o))
-    return Counted(macs, output, len(inputs), len(padded), len(filters), len(outputs))
+    return Counted(macs, inside, output, len(inputs), len(padded), len(filters), len(outputs))
 
 
 def random_case(chance: random.Random) -> Case:

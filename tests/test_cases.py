@@ -1,4 +1,4 @@
-"""Do the questions that people asked of other tools get the right answer here? One test a case, named by its number, with the value known.
+"""Do questions that people asked of other tools get the right answer here? One test a case, named by its number, with the value known.
 
 Cases of the same list that other files test under their number: A5, E1 (test_stepstats), A2, E12 (test_capture), C10, C11, C16, C17
 (test_loops), C1 to C6 (test_scale_sim). FLOPs are twice the MACs plus one per elementwise or reduction operation.
@@ -6,6 +6,7 @@ Cases of the same list that other files test under their number: A5, E1 (test_st
 
 from __future__ import annotations
 
+import os
 import statistics
 import subprocess
 import sys
@@ -341,8 +342,6 @@ def test_b11_flops_and_bytes_are_of_one_stage_which_the_trace_names(tmp_path: Pa
 
 def environment() -> dict[str, str]:
     """For a program that decides itself about oneDNN, and finds the package where these tests do."""
-    import os
-
     kept = {k: v for k, v in os.environ.items() if k != "TF_ENABLE_ONEDNN_OPTS"}
     return {**kept, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])}
 
@@ -553,7 +552,7 @@ def test_e15_what_is_usual_is_not_flagged(tmp_path: Path) -> None:
 
 @pytest.mark.capture
 def test_e15_warm_up_keeps_the_first_run_out_of_every_step() -> None:
-    """One warm-up and five traced steps: all five are stored, the table shows their median, the first run has a figure of its own."""
+    """One warm-up and five traced steps: all five are stored, the table shows their median, the first run has a figure apart."""
     import tensorflow as tf
 
     trace, found = run_traced(tf.matmul, ones(4, 6), ones(6, 5), plan=Plan(steps=5, warmup=1))
