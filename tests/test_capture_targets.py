@@ -65,6 +65,41 @@ def test_saved_model_by_signature(tmp_path: Path) -> None:
         request(tmp_path / "model", mode="training", batch_size=4)
 
 
+def test_saved_model_of_tensorflow_1_shows_its_loop(tmp_path: Path) -> None:
+    """Its graph has the loop and the branch written out. 6 trips: even ones are x w, odd ones tanh x; dear and cheap ones alternate."""
+    old = tf.compat.v1
+    path = tmp_path / "model"
+    old.disable_control_flow_v2()
+    try:
+        with old.Graph().as_default() as graph, old.Session(graph=graph) as session:
+            x = old.placeholder(tf.float32, [None, 3], name="image_place")
+            w = old.get_variable("w", [3, 3], use_resource=True)
+
+            def body(i, y):
+                return i + 1, old.cond(tf.equal(i % 2, 0), lambda: tf.matmul(tf.matmul(y, w), w), lambda: tf.tanh(y))
+
+            _, y = old.while_loop(lambda i, y: i < 6, body, (0, x))
+            session.run(old.global_variables_initializer())
+            old.saved_model.simple_save(session, str(path), {"image": x}, {"y": y})
+    finally:
+        old.enable_control_flow_v2()
+    trace = capture_request(
+        CaptureRequest(str(path), mode="inference", shapes={"image": (2, 3)}, plan=Plan(steps=2, warmup=0, inter_threads=2))
+    )
+    found = check(trace)
+    assert (found.causality_violations, found.unresolved_inputs, found.wrong_edges, found.complete) == (0, 0, 0, True)
+    assert shapes(trace, "MatMul") == [(2, 3)] * 6
+    assert shapes(trace, "Tanh") == [(2, 3)] * 3
+    iterations = [
+        trace.iteration(int(trace.executions.path[e]))
+        for e, n in enumerate(trace.executions.node.tolist())
+        if trace.node_ops[n] == "Tanh"
+    ]
+    assert iterations == [(1,), (3,), (5,)]
+    assert [trace.strings[int(i)] for i in trace.variables.variable_name] == ["w"]
+    assert (trace.provenance["opaque_calls"], trace.provenance["unplaced_records"]) == ([], {})
+
+
 def test_recurrent_layer_counts_every_step(tmp_path: Path) -> None:
     """Case B7: LSTM(4), T=5, 3 features, batch 2: 10 products, 5 of [2,3][3,16] and 5 of [2,4][4,16]."""
     keras.Sequential([keras.Input((5, 3)), keras.layers.LSTM(4)]).save(tmp_path / "lstm.keras")

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from fathom_trace.errors import CaptureError
 
-LOOP_OPS = frozenset({"While", "StatelessWhile"})
+LOOP_OPS = frozenset({"While", "StatelessWhile", "Enter", "RefEnter"})
+"""What carries `parallel_iterations`: functional loops, and in graphs of TensorFlow 1 the ops that they are lowered to."""
 
 
 @dataclass(frozen=True)

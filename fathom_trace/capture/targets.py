@@ -15,6 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from fathom_trace.capture.legacy import copied, is_written_out
 from fathom_trace.capture.lift import KnownVariable
 from fathom_trace.errors import CaptureError, UnknownNameError, one_line
 from fathom_trace.workload import InputSpec, Values, draw
@@ -324,9 +325,12 @@ def _program(
     def call(**values: Any) -> Any:
         return step(**{s.name: values[names[s.name]] for s in specs})
 
-    wrapped: Any = tf.function(call)
-    wrapped.kept = keep  # a SavedModel's variables live as long as the object that loaded it
-    concrete = wrapped.get_concrete_function(**{k: tf.TensorSpec(s.shape, s.dtype, name=k) for k, s in named.items()})
+    types = {k: tf.TensorSpec(s.shape, s.dtype, name=k) for k, s in named.items()}
+    if hasattr(step, "captured_inputs") and is_written_out(step):
+        concrete = copied(step, [types[key] for key in sorted(types)], {key: s.name for key, s in named.items()})
+    else:
+        concrete = tf.function(call).get_concrete_function(**types)
+    concrete.kept = keep  # a SavedModel's variables live as long as the object that loaded it
     order = [named[key].name for key in sorted(named)]
     all_roles = {**roles, **{s.name: s.role for s in specs}}
     return TargetProgram(concrete, order, draw(specs, seed), known, all_roles, form)
