@@ -6,10 +6,7 @@ Cases of the same list that other files test under their number: A5, E1 (test_st
 
 from __future__ import annotations
 
-import os
 import statistics
-import subprocess
-import sys
 from collections import Counter
 from math import prod
 from pathlib import Path
@@ -32,6 +29,7 @@ from fathom_trace.store import load, save
 from fathom_trace.summary import summarize
 from fathom_trace.tables import BUFFER_ALLOCATOR
 from fathom_trace.trace import Trace
+from tests.captured_apart import capture_apart
 from tests.handmade import Hand, Value
 
 QUICK = Plan(steps=1, warmup=0)
@@ -331,19 +329,11 @@ def test_b11_flops_and_bytes_are_of_one_stage_which_the_trace_names(tmp_path: Pa
     """x [4, 6] w [6, 5]: 240 FLOPs, 4 * (24 + 30 + 20) = 296 bytes, 240 / 296 = 0.811; in both stages, oneDNN's state being fixed."""
     pytest.importorskip("tensorflow")
     (tmp_path / "mine.py").write_text(PRODUCT)
-    for stage in ("source", "optimized"):
-        words = f"capture mine.py:product --stage {stage} --steps 1 --warmup 0 -o {stage}.h5"
-        subprocess.run([sys.executable, "-m", "fathom_trace", *words.split()], cwd=tmp_path, check=True, env=environment())
-        trace = load(tmp_path / f"{stage}.h5")
+    source = capture_request(CaptureRequest(f"{tmp_path}/mine.py:product", plan=QUICK))
+    for stage, trace in (("source", source), ("optimized", capture_apart("mine.py:product", tmp_path, "optimized"))):
         (row,) = [row for row in profile(trace).rows if row.macs]
         assert (row.flops, row.bytes, trace.provenance["stage"]) == (240, 296, stage)
         assert row.intensity == pytest.approx(0.811, abs=5e-4)
-
-
-def environment() -> dict[str, str]:
-    """For a program that decides itself about oneDNN, and finds the package where these tests do."""
-    kept = {k: v for k, v in os.environ.items() if k != "TF_ENABLE_ONEDNN_OPTS"}
-    return {**kept, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])}
 
 
 @pytest.mark.capture
@@ -436,8 +426,8 @@ def test_c9_and_c12_a_dilated_depthwise_layer_has_its_own_macs_beside_those_of_t
 ) -> None:  # fmt: skip
     """3x3 on [3, s, s, 4]: 3 * 4 * multiplier * output^2 * 9 MACs; the op runs on dilation^2 blocks, padded to whole ones.
 
-    9 is padded to 10: 4 * 3 images of 5 x 5 with 3 x 3 outputs, 12 * 3 * 3 * 8 * 9 = 7,776. 10 and 3 + 3 of padding, padded to 18: 9 * 3
-    images of 6 x 6 with 4 x 4 outputs, 27 * 4 * 4 * 4 * 9 = 15,552.
+    9 is padded to 10: 4 * 3 images of 5 x 5 with 3 x 3 outputs, 12 * 3 * 3 * 8 * 9 = 7,776. 10 and 3 + 3 of padding, padded to 18: 9 * 3 images
+    of 6 x 6 with 4 x 4 outputs, 27 * 4 * 4 * 4 * 9 = 15,552.
     """
     keras = pytest.importorskip("keras")
     options = {"dilation_rate": dilation, "depth_multiplier": multiplier, "padding": padding, "use_bias": False}

@@ -133,7 +133,7 @@ def multi_head(query: Any, value: Any, key: Any, wq: Any, wk: Any, wv: Any, wo: 
 
 L, conv, transposed = keras.layers, xla.convolution, xla.transposed_convolution
 SEQUENCE, IMAGE, VOLUME, STEPS = (2, 9, 4), (2, 9, 7, 4), (1, 4, 7, 5, 2), (2, 5, 3)
-X, STATES, WEIGHTS = (3, 5, 8), (2, 5, 4), [(3, 16), (4, 16)]
+X, STATES, WEIGHTS, KEYS = (3, 5, 8), (2, 5, 4), [(3, 16), (4, 16)], [(8, 2, 4), (8, 2, 4)]
 DILATED: dict[str, Any] = {"dilation_rate": (2, 3)}
 
 PRODUCTS = [
@@ -162,7 +162,7 @@ PRODUCTS = [
     Product("GRU", lambda: L.GRU(4), [STEPS], recurrent, [STATES, (3, 12), (4, 12)]),
     Product("Bidirectional", lambda: L.Bidirectional(L.LSTM(4)), [STEPS], both_directions, [STEPS, STATES, STATES, *WEIGHTS * 2]),
     Product("MultiHeadAttention", lambda: L.MultiHeadAttention(2, 4), [X] * 3, multi_head, [*[(8, 2, 4)] * 3, (2, 4, 8)]),
-    Product("GroupQueryAttention", lambda: L.GroupQueryAttention(4, 4, 2), [X] * 3, multi_head, [(8, 4, 4), *[(8, 2, 4)] * 2, (4, 4, 8)]),
+    Product("GroupQueryAttention", lambda: L.GroupQueryAttention(4, 4, 2), [X] * 3, multi_head, [(8, 4, 4), *KEYS, (4, 4, 8)]),
     Product("Attention", lambda: Listed(L.Attention()), [X] * 3, lambda q, v, k: attend(q, k, v), []),
 ]  # fmt: skip
 

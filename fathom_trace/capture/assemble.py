@@ -14,7 +14,16 @@ from numpy.typing import NDArray
 from fathom_trace import tables as t
 from fathom_trace.builder import ITEM_BYTES, TraceBuilder, attributes_text
 from fathom_trace.capture.dataflow import ENTER, Flow, FlowAnalysis, FlowNode
-from fathom_trace.capture.graph import GraphNode, attributes, constant_value, flatten_source, handle_holders, variable_access
+from fathom_trace.capture.graph import (
+    GraphNode,
+    SourceNode,
+    attributes,
+    came_from,
+    constant_value,
+    flatten_source,
+    handle_holders,
+    variable_access,
+)
 from fathom_trace.capture.lift import Lifted
 from fathom_trace.capture.opaque import Argument, InnerOp, expand, is_opaque_call
 from fathom_trace.capture.stepstats import RECORD_CAP, Signatures, StepRecords
@@ -309,8 +318,9 @@ class Assembler:
     def build(self, provenance: Mapping[str, Any]) -> Trace:
         """The trace of everything added."""
         frame_rows = self._add_frames()
-        source_rows = self._add_source_nodes()
-        variables = self._add_graph(frame_rows, source_rows)
+        flat = flatten_source(self.lifted.graph_def)
+        self._add_source_nodes(flat)
+        variables = self._add_graph(frame_rows, flat)
         self._add_interface()
         tensor_buffers = self._add_memory(variables)
         made: dict[str, Any] = self.builder_tables(tensor_buffers)
@@ -377,8 +387,7 @@ class Assembler:
             add(k)
         return rows
 
-    def _add_source_nodes(self) -> dict[str, int]:
-        flat = flatten_source(self.lifted.graph_def)
+    def _add_source_nodes(self, flat: Sequence[SourceNode]) -> None:
         rows = {node.name: i for i, node in enumerate(flat)}
         for node in flat:
             inputs = [(rows[name], port) for name, port in node.inputs if name in rows]
@@ -390,17 +399,17 @@ class Assembler:
                 input_node=[n for n, _ in inputs],
                 input_port=[p for _, p in inputs],
             )
-        return rows
 
-    def _add_graph(self, frame_rows: Sequence[int], source_rows: Mapping[str, int]) -> dict[str, int]:
+    def _add_graph(self, frame_rows: Sequence[int], flat: Sequence[SourceNode]) -> dict[str, int]:
         """Add nodes, constants and variables; returns the row of each variable by name."""
         variables = {v.name: i for i, v in enumerate(self.lifted.variables)}
         inner = [
             GraphNode(name, op.op, device, dict(op.attributes), op.definition, inputs) for name, op, inputs, device in self.inner_nodes
         ]
         reads, writes = variable_access([*self.nodes, *inner], self._handles)
+        origins = came_from(self.nodes, flat)
+        source_rows = {node.name: i for i, node in enumerate(flat)}
         for i, node in enumerate(self.nodes):
-            source = source_rows.get(node.name)
             self.builder.node(
                 node.name,
                 node.op,
@@ -409,7 +418,7 @@ class Assembler:
                 attributes=node.attributes,
                 device=node.device,
                 frame=frame_rows[self.node_frame[i]] if self.node_frame[i] >= 0 else -1,
-                sources=[source] if source is not None else [],
+                sources=origins[i],
                 reads=reads[i],
                 writes=writes[i],
             )

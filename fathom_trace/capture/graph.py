@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,12 +11,14 @@ import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
 from fathom_trace.capture.stepstats import dtype_name
+from fathom_trace.ops import canonical, kind
 
 RESOURCE_READERS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp"})
 RESOURCE_WRITERS = frozenset({"AssignVariableOp"})
 RESOURCE_UPDATERS = ("AssignAddVariableOp", "AssignSubVariableOp", "ResourceApply", "ResourceSparseApply", "ResourceScatter",
                      "ResourceStridedSliceAssign")  # fmt: skip
 PASS_THROUGH = frozenset({"Identity", "IdentityN", "Enter", "Merge", "Switch", "Exit", "NextIteration", "_SwitchN", "_Arg"})
+_PADS = frozenset({"Pad", "PadV2", "MirrorPad"})
 _MAX_LIST = 64
 _MAX_DEPTH = 50
 
@@ -144,11 +146,15 @@ def _passed_on(number: int, node: GraphNode) -> list[tuple[tuple[int, int], tupl
 
 @dataclass(frozen=True)
 class SourceNode:
-    """A node of the graph as written; inputs are (name of the producer, port), control inputs have port -1."""
+    """A node of the graph as written; inputs are (name of the producer, port), control inputs have port -1.
+
+    `results` of a call whose body was inlined are where its outputs are made.
+    """
 
     name: str
     definition: Any
     inputs: tuple[tuple[str, int], ...]
+    results: tuple[tuple[str, int], ...] = ()
 
 
 def flatten_source(graph_def: Any) -> list[SourceNode]:
@@ -163,16 +169,56 @@ def flatten_source(graph_def: Any) -> list[SourceNode]:
         ops = {d.name: d for d in definitions}
         for definition in definitions:
             inputs = tuple(_source_input(prefix, text, ops, arguments) for text in definition.input)
-            node = SourceNode(f"{prefix}{definition.name}", definition, inputs)
-            found.append(node)
+            name = f"{prefix}{definition.name}"
             body = library.get(definition.attr["f"].func.name) if "f" in definition.attr else None
-            if body is not None and definition.op in ("PartitionedCall", "StatefulPartitionedCall") and depth < _MAX_DEPTH:
-                data = [i for i in inputs if i[1] >= 0]
-                given = {arg.name: data[k] for k, arg in enumerate(body.signature.input_arg) if k < len(data)}
-                walk(f"{node.name}/", body.node_def, given, depth + 1)
+            if body is None or definition.op not in ("PartitionedCall", "StatefulPartitionedCall") or depth >= _MAX_DEPTH:
+                found.append(SourceNode(name, definition, inputs))
+                continue
+            data = [i for i in inputs if i[1] >= 0]
+            given = {arg.name: data[k] for k, arg in enumerate(body.signature.input_arg) if k < len(data)}
+            inner = {d.name: d for d in body.node_def}
+            results = tuple(_source_input(f"{name}/", body.ret[arg.name], inner, given) for arg in body.signature.output_arg)
+            found.append(SourceNode(name, definition, inputs, results))
+            walk(f"{name}/", body.node_def, given, depth + 1)
 
     walk("", graph_def.node, {}, 0)
     return found
+
+
+def came_from(nodes: Sequence[GraphNode], source: Sequence[SourceNode]) -> list[list[int]]:
+    """For each executed node the rows of the source nodes that it does the work of, that of its own name first.
+
+    A fused op has the name of the last op that was fused. The others are what that one read, directly or not, and did not survive itself,
+    back to the one op of the fused op's own kind and a Pad before it. Beyond that, what did not survive went otherwise.
+    """
+    row = {node.name: i for i, node in enumerate(source)}
+    survived = {node.name for node in nodes}
+    found: list[list[int]] = []
+    for node in nodes:
+        first = row.get(node.name)
+        is_fused = first is not None and (node.attributes.get("fused_ops") or canonical(node.op) != source[first].definition.op)
+        found.append([] if first is None else [first])
+        if first is not None and is_fused and node.op != "Const":
+            found[-1] = _fused(first, kind(node.op), source, row, survived)
+    return found
+
+
+def _fused(last: int, kind_of_op: str, source: Sequence[SourceNode], row: Mapping[str, int], survived: Container[str]) -> list[int]:
+    """The source nodes of one fused op, nearest to its last one first."""
+    rows = [last]
+    has_main = False
+    for current in rows:
+        is_main = kind(source[current].definition.op) == kind_of_op
+        has_main |= is_main
+        for name, port in source[current].inputs:
+            while name in row and 0 <= port < len(source[row[name]].results):
+                name, port = source[row[name]].results[port]
+            if port < 0 or name not in row or name in survived or row[name] in rows:
+                continue
+            op = source[row[name]].definition.op
+            if op in _PADS if is_main else not (has_main and kind(op) == kind_of_op):
+                rows.append(row[name])
+    return rows
 
 
 def _source_input(prefix: str, text: str, ops: Mapping[str, Any], arguments: Mapping[str, tuple[str, int]]) -> tuple[str, int]:
