@@ -21,13 +21,13 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from fathom_trace import wire
+from fathom_trace import digits, wire
 from fathom_trace.errors import ExportError
 from fathom_trace.exporter import TARGET_PARSED, CheckReport, ExportedLayer, ExportReport, Target, read_report
 from fathom_trace.layers import layer_names
@@ -51,6 +51,8 @@ TARGET = Target(
 NATIVE, JSON = "native", "json"
 SUFFIXES = {NATIVE: ".pftrace", JSON: ".json"}
 COUNTER = "live bytes of step {step}"
+
+T = TypeVar("T")
 
 HAS_NO_TIME = "no valid time in a shown step"
 IS_EXPANDED = "part of a compiled call, which is shown with the time of all its parts"
@@ -80,17 +82,35 @@ class Row:
     name: str
 
 
-@dataclass(frozen=True)
-class Slice:
-    """One bar: times in ns after its step's start; `execution` is -1 for what ran on a device stream."""
+class Slice(NamedTuple):
+    """One bar: times in ns after its step's start; `execution` is -1 for what ran on a device stream.
+
+    `label` and `told` are numbers of the scene's labels (name and category) and arguments.
+    """
 
     row: int
     start_ns: int
     duration_ns: int
-    name: str
-    category: str
+    label: int
+    told: int
     execution: int
-    arguments: tuple[tuple[str, str], ...] = ()
+
+
+Arguments = tuple[tuple[str, str], ...]
+
+
+class Texts(Generic[T]):
+    """Distinct things by number, in order of first use."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[T, int] = {}
+
+    def number(self, text: T) -> int:
+        """The number of one, from 0."""
+        return self.numbers.setdefault(text, len(self.numbers))
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self.numbers)
 
 
 @dataclass
@@ -103,6 +123,8 @@ class Scene:
     processes: dict[int, str] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
     slices: list[Slice] = field(default_factory=list)
+    labels: Texts[tuple[str, str]] = field(default_factory=Texts)
+    told: Texts[Arguments] = field(default_factory=Texts)
     flows: list[tuple[int, int]] = field(default_factory=list)
     counters: list[tuple[int, str, list[tuple[int, int]]]] = field(default_factory=list)
     """(row, name, (time ns, value) in order)"""
@@ -148,9 +170,9 @@ class _Labels:
         self.phases, self.layers = phases(trace), layer_names(trace)
         self.devices = [_short_device(trace.strings[d]) for d in trace.nodes.device.tolist()]
         self.shapes = [f"[{','.join(map(str, s))}]" for s in trace.shapes.values]
-        self._of_node: dict[int, tuple[tuple[str, str], ...]] = {}
+        self._of_node: dict[int, Arguments] = {}
 
-    def arguments(self, node: int, execution: int, iteration: str) -> tuple[tuple[str, str], ...]:
+    def arguments(self, node: int, execution: int, iteration: str) -> Arguments:
         """What a selected slice tells."""
         trace = self.trace
         if node not in self._of_node:
@@ -181,12 +203,13 @@ def _add_step(scene: Scene, view: StepView, label: _Labels, shown: Sequence[int]
             name = f"{device} worker {worker}" + f" ({further + 1})" * (further > 0)
             row_of |= dict.fromkeys(part, _add_row(scene, process, name))
     at: dict[int, int] = {}
-    names, iterations = view.trace.node_names, view.iterations
+    iterations = view.iterations
+    labels = {n: scene.labels.number((view.trace.node_names[n], label.kinds[n])) for n in {view.nodes[i] for i in shown}}
     for i in shown:
         node, execution = view.nodes[i], i + view.rows.start
         at[i] = len(scene.slices)
-        told = label.arguments(node, execution, iterations[i])
-        scene.slices.append(Slice(row_of[i], starts[i], durations[i], names[node], label.kinds[node], execution, told))
+        told = scene.told.number(label.arguments(node, execution, iterations[i]))
+        scene.slices.append(Slice(row_of[i], starts[i], durations[i], labels[node], told, execution))
     return at
 
 
@@ -229,12 +252,13 @@ def _add_spans(scene: Scene, view: StepView, at: Mapping[int, int], offset_ns: i
     launched = []
     for s in mine:
         start, execution = int(spans.start[s]) - view.base_ns + offset_ns, int(spans.execution[s])
-        told = (("bytes", str(int(spans.size_bytes[s]))),) if spans.size_bytes[s] else ()
+        told: Arguments = (("bytes", str(int(spans.size_bytes[s]))),) if spans.size_bytes[s] else ()
         launcher = at.get(execution - view.rows.start) if execution >= 0 else None
         if launcher is not None:
             launched.append((launcher, len(scene.slices)))
         name, category = trace.strings[int(spans.span_name[s])], ("kernel", "copy")[int(spans.kind[s])]
-        scene.slices.append(Slice(row_of[s], start, int(spans.end[s] - spans.start[s]), name, category, -1, told))
+        named, argued = scene.labels.number((name, category)), scene.told.number(told)
+        scene.slices.append(Slice(row_of[s], start, int(spans.end[s] - spans.start[s]), named, argued, -1))
     return launched
 
 
@@ -307,7 +331,7 @@ def _shift(scene: Scene) -> int:
     first = min([s.start_ns for s in scene.slices] + [values[0][0] for _, _, values in scene.counters if values])
     if first >= 0:
         return 0
-    scene.slices = [Slice(s.row, s.start_ns - first, *list(s.__dict__.values())[2:]) for s in scene.slices]
+    scene.slices = [s._replace(start_ns=s.start_ns - first) for s in scene.slices]
     scene.counters = [(row, name, [(time - first, value) for time, value in values]) for row, name, values in scene.counters]
     scene.origin_unix_ns += first if scene.origin_unix_ns else 0
     return -first
@@ -344,18 +368,9 @@ REAL_TIME, BOOT_TIME = 1, 6
 UNIT_BYTES = 3
 
 
-class _Interned:
-    """Texts by number from 1, in order of first use."""
-
-    def __init__(self) -> None:
-        self.numbers: dict[str, int] = {}
-
-    def __getitem__(self, text: str) -> int:
-        return self.numbers.setdefault(text, len(self.numbers) + 1)
-
-    def field(self, number: int) -> bytes:
-        """All of them as a field of InternedData."""
-        return b"".join(wire.delimited(number, wire.integer(1, i) + wire.delimited(2, text)) for text, i in self.numbers.items())
+def _interned(number: int, texts: Iterable[str]) -> bytes:
+    """Texts, numbered from 1, as a field of InternedData."""
+    return b"".join(wire.delimited(number, wire.integer(1, i) + wire.delimited(2, text)) for i, text in enumerate(texts, start=1))
 
 
 def _packet(content: bytes) -> bytes:
@@ -364,43 +379,47 @@ def _packet(content: bytes) -> bytes:
 
 def encode_native(scene: Scene) -> Iterator[bytes]:
     """The packets of Perfetto's protobuf format, by time."""
-    sequence = wire.integer(10, SEQUENCE)
-    names, categories, keys, texts = _Interned(), _Interned(), _Interned(), _Interned()
-    out_flows: dict[int, list[int]] = defaultdict(list)
-    in_flows: dict[int, list[int]] = defaultdict(list)
+    sequence, tail = wire.integer(10, SEQUENCE), wire.integer(13, NEEDED)
+    names, categories, keys, texts = Texts[str](), Texts[str](), Texts[str](), Texts[str]()
+    out_flows: dict[int, list[bytes]] = defaultdict(list)
+    in_flows: dict[int, list[bytes]] = defaultdict(list)
     for number, (producer, consumer) in enumerate(scene.flows, start=1):
-        out_flows[producer].append(number)
-        in_flows[consumer].append(number)
-    key = {
-        name: wire.integer(1, keys[name]) for name in ("execution", *dict.fromkeys(k for s in scene.slices for k, _ in s.arguments))
-    }
-    shared: dict[tuple[tuple[str, str], ...], bytes] = {}
-
-    def annotations(each: Slice) -> bytes:
-        if each.arguments not in shared:
-            fields = (key[name] + wire.integer(17, texts[text]) for name, text in each.arguments)
-            shared[each.arguments] = b"".join(wire.delimited(4, f) for f in fields)
-        own = wire.delimited(4, key["execution"] + wire.integer(3, each.execution)) if each.execution >= 0 else b""
-        return shared[each.arguments] + own
-
-    tail = wire.integer(13, NEEDED)
-    begins, ends = [], [wire.integer(9, SLICE_END) + wire.integer(11, track(row.number)) for row in scene.rows]
-    opening = [wire.integer(9, SLICE_BEGIN), *(wire.integer(11, track(row.number)) for row in scene.rows)]
-    for number, each in enumerate(scene.slices):
-        flows = b"".join(wire.fixed64(47, f) for f in out_flows.get(number, ())) + b"".join(
-            wire.fixed64(48, f) for f in in_flows.get(number, ())
+        out_flows[producer].append(wire.fixed64(47, number))
+        in_flows[consumer].append(wire.fixed64(48, number))
+    executed = wire.integer(1, keys.number("execution") + 1) + wire.tag(3, wire.VARINT)
+    executions = wire.varints([max(s.execution, 0) for s in scene.slices])
+    heads = [wire.integer(3, categories.number(category) + 1) for _, category in scene.labels]
+    ends = [wire.integer(9, SLICE_BEGIN) + wire.integer(10, names.number(name) + 1) for name, _ in scene.labels]
+    told = [
+        b"".join(
+            wire.delimited(4, wire.integer(1, keys.number(key) + 1) + wire.integer(17, texts.number(text) + 1)) for key, text in one
         )
-        label = wire.integer(3, categories[each.category])
-        name = opening[0] + wire.integer(10, names[each.name]) + opening[each.row + 1]
-        begins.append(sequence + wire.delimited(11, label + annotations(each) + name + flows) + tail)
-    interned = categories.field(1) + names.field(2) + keys.field(3) + texts.field(29)
-    yield _packet(sequence + wire.delimited(12, interned) + wire.integer(13, CLEARED))
+        for one in scene.told
+    ]
+    where = [wire.integer(11, track(row.number)) for row in scene.rows]
+    begins = []
+    for number, each in enumerate(scene.slices):
+        own = wire.delimited(4, executed + executions[number]) if each.execution >= 0 else b""
+        content = b"".join(
+            (
+                heads[each.label],
+                told[each.told],
+                own,
+                ends[each.label],
+                where[each.row],
+                *out_flows.get(number, ()),
+                *in_flows.get(number, ()),
+            )
+        )
+        begins.append(sequence + wire.delimited(11, content) + tail)
+    interned = (_interned(1, categories), _interned(2, names), _interned(3, keys), _interned(29, texts))
+    yield _packet(sequence + wire.delimited(12, b"".join(interned)) + wire.integer(13, CLEARED))
     yield from _descriptors(scene, sequence)
     if scene.origin_unix_ns:
         clocks = ((BOOT_TIME, 0), (REAL_TIME, scene.origin_unix_ns))
         fields = (wire.delimited(1, wire.integer(1, clock) + wire.integer(2, time)) for clock, time in clocks)
         yield _packet(wire.delimited(6, b"".join(fields)) + sequence)
-    closing = [sequence + wire.delimited(11, end) + tail for end in ends]
+    closing = [sequence + wire.delimited(11, wire.integer(9, SLICE_END) + track_field) + tail for track_field in where]
     events = list(_events(scene))
     stamps = wire.varints([time for time, _, _ in events])
     for (_, number, starts), stamp in zip(events, stamps, strict=True):
@@ -463,27 +482,38 @@ def encode_json(scene: Scene) -> Iterator[bytes]:
             head = f'{{"ph":"M","pid":{row.process + 1},"tid":{thread_id(row.number)}'
             lines.append(f'{head},"name":"thread_name","args":{{"name":{_text(row.name)}}}}}')
             lines.append(f'{head},"name":"thread_sort_index","args":{{"sort_index":{row.number}}}}}')
-    where = [f'"pid":{row.process + 1},"tid":{thread_id(row.number)}' for row in scene.rows]
-    label = {(s.name, s.category): f'"name":{_text(s.name)},"cat":{_text(s.category)}' for s in scene.slices}
-    shared = {s.arguments: ",".join(f"{_text(k)}:{_text(v)}" for k, v in s.arguments) for s in scene.slices}
-    at = []
-    for s in scene.slices:
-        start, ns = s.start_ns, s.duration_ns
-        told, place = shared[s.arguments], where[s.row]
-        own = f'"execution":{s.execution}' + ("," if told else "") if s.execution >= 0 else ""
-        at.append(f'"ts":{start // 1000}.{start % 1000:03d},{place}')
-        lines.append(
-            f'{{"ph":"X","ts":{start // 1000}.{start % 1000:03d},"dur":{ns // 1000}.{ns % 1000:03d},{place},'
-            f'{label[s.name, s.category]},"args":{{{own}{told}}}}}'
-        )
-    for number, (producer, consumer) in enumerate(scene.flows, start=1):
-        lines.append(f'{{"ph":"s","id":{number},{at[producer]},"name":"depends","cat":"flow"}}')
-        lines.append(f'{{"ph":"f","bp":"e","id":{number},{at[consumer]},"name":"depends","cat":"flow"}}')
+    yield ",\n".join(lines).encode()
+    yield from _json_slices(scene)
+    lines = []
     for counter, name, values in scene.counters:
         place, text = f'"pid":{scene.rows[counter].process + 1}', _text(name)
         lines += [f'{{"ph":"C","ts":{t // 1000}.{t % 1000:03d},{place},"name":{text},"args":{{"bytes":{v}}}}}' for t, v in values]
-    yield ",\n".join(lines).encode()
+    yield "".join(f",\n{line}" for line in lines).encode()
     yield b"\n]}\n"
+
+
+def _json_slices(scene: Scene) -> Iterator[bytes]:
+    """Slices and flows as Chrome has them, each after a comma: joins of pieces that are made once or in bulk."""
+    columns = [np.array(column, np.int64) for column in zip(*scene.slices, strict=True)]
+    starts, durations = digits.microseconds(columns[1]), digits.microseconds(columns[2])
+    where = [f'"pid":{row.process + 1},"tid":{thread_id(row.number)}' for row in scene.rows]
+    placed = [where[row] for row in columns[0].tolist()]
+    labels = [f',"name":{_text(name)},"cat":{_text(category)},"args":{{' for name, category in scene.labels]
+    told = [",".join(f"{_text(key)}:{_text(text)}" for key, text in one) for one in scene.told]
+    with_execution = [f",{text}}}}}" if text else "}}" for text in told]
+    alone = [f"{text}}}}}" for text in told]
+    executed = [f'"execution":{e}' if e >= 0 else "" for e in columns[5].tolist()]
+    ends = [(with_execution if e >= 0 else alone)[t] for e, t in zip(columns[5].tolist(), columns[4].tolist(), strict=True)]
+    count = len(scene.slices)
+    head, dur, comma = [',\n{"ph":"X","ts":'] * count, [',"dur":'] * count, [","] * count
+    named = [labels[label] for label in columns[3].tolist()]
+    yield "".join(chain.from_iterable(zip(head, starts, dur, durations, comma, placed, named, executed, ends, strict=True))).encode()
+    at = [f'{start},{place},"name":"depends","cat":"flow"}}' for start, place in zip(starts, placed, strict=True)]
+    count = len(scene.flows)
+    numbers = digits.texts(np.arange(1, count + 1))
+    producers, consumers = [at[p] for p, _ in scene.flows], [at[c] for _, c in scene.flows]
+    begin, end, then = [',\n{"ph":"s","id":'] * count, [',\n{"ph":"f","bp":"e","id":'] * count, [',"ts":'] * count
+    yield "".join(chain.from_iterable(zip(begin, numbers, then, producers, end, numbers, then, consumers, strict=True))).encode()
 
 
 # --- checking ---------------------------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fathom_trace import digits
 from fathom_trace.errors import ExportError
 from fathom_trace.exporter import TARGET_PARSED, CheckReport, ExportedLayer, ExportReport, Target, read_report
 from fathom_trace.layers import layer_names
@@ -59,7 +60,7 @@ class Options:
 
 @dataclass(frozen=True, eq=False)
 class Numbers:
-    """A column of integers; `known` is False where the cell is empty."""
+    """A column of integers; `known` is False where the cell is empty. Without `known` all are there, and are taken not to repeat."""
 
     name: str
     values: Int64
@@ -189,7 +190,7 @@ def _tensors(view: StepView) -> list[Column]:
         Numbers("port", table.port[rows].astype(np.int64)),
         Texts("dtype", table.dtype[rows].astype(np.int64), trace.strings.values),
         Texts("shape", table.shape[rows].astype(np.int64), ["x".join(map(str, s)) for s in trace.shapes.values]),
-        Numbers("size_bytes", table.size_bytes[rows].astype(np.int64)),
+        Numbers("size_bytes", table.size_bytes[rows].astype(np.int64), np.ones(rows.stop - rows.start, bool)),
     ]
 
 
@@ -213,73 +214,104 @@ def _dependencies(view: StepView) -> list[Column]:
 BLOCK = 100_000
 """Rows that are turned into text at once."""
 
+Coded = tuple[Int64, list[str]]
+"""Texts by code, a code for each row."""
+
 
 def csv_text(columns: Sequence[Column]) -> Iterator[str]:
     """The lines of a table, many at a time.
 
-    Runs of complete integer columns become text as one nested list each; neighbouring columns with few distinct rows become one column
-    of distinct pieces of text. A line is a join of such pieces.
+    Neighbouring columns whose rows repeat become one column of distinct pieces of text, neighbouring integers that hardly do one column
+    of digits; a line is a join of such pieces.
     """
-    pieces: list[tuple[Any, Sequence[str] | None]] = []
-    numbers: list[Int64] = []
-    distinct: list[tuple[Int64, Sequence[str]]] = []
-
-    def close() -> None:
-        if numbers:
-            pieces.append((np.stack(numbers, axis=1), None))
-            numbers.clear()
-        if distinct:
-            pieces.append(_merge(distinct))
-            distinct.clear()
-
-    for column in columns:
-        coded = _coded(column)
-        if coded is None and isinstance(column, Numbers):
-            if distinct:
-                close()
-            numbers.append(column.values)
-        elif coded is not None:
-            if numbers:
-                close()
-            distinct.append(coded)
-    close()
-    count = len(pieces[0][0])
+    pieces = list(_pieces(columns))
+    count = len(pieces[0][0] if isinstance(pieces[0], tuple) else pieces[0][0].values)
     for begin in range(0, count, BLOCK):
+        part = slice(begin, begin + BLOCK)
         texts: list[Iterable[str]] = []
-        for position, (values, words) in enumerate(pieces):
-            part = values[begin : begin + BLOCK]
-            texts += [[","] * len(part)] * (position > 0)
-            texts.append(number_lines(part) if words is None else map(words.__getitem__, part.tolist()))
-        texts.append(["\n"] * min(BLOCK, count - begin))
-        yield "".join(chain.from_iterable(zip(*texts, strict=True)))
+        for position, piece in enumerate(pieces):
+            is_last = position == len(pieces) - 1
+            if isinstance(piece, tuple):
+                codes, words = piece
+                before, after = "," * (position > 0), "\n" if is_last else "," * isinstance(pieces[position + 1], list)
+                framed = [f"{before}{word}{after}" for word in words]
+                texts.append(map(framed.__getitem__, codes[part].tolist()))
+            else:
+                known = [None if column.known is None else column.known[part] for column in piece]
+                lines = digits.lines([column.values[part] for column in piece], known)
+                if len(pieces) == 1:
+                    yield lines
+                    break
+                texts.append(lines.splitlines(keepends=is_last))
+        else:
+            yield "".join(chain.from_iterable(zip(*texts, strict=True)))
 
 
-def number_lines(rows: Int64) -> list[str]:
-    """Integers `[n, k]` as n texts `1,2,3`: as Python prints a nested list, which is the fastest it can do."""
-    return str(rows.tolist())[2:-2].replace(", ", ",").split("],[") if len(rows) else []
+def _pieces(columns: Sequence[Column]) -> Iterator[Coded | list[Numbers]]:
+    """The columns, neighbours taken together."""
+    numbers: list[Numbers] = []
+    coded: Coded | None = None
+    for column, same in _by_codes(columns):
+        further = None if isinstance(column, Numbers) and column.known is None else _code(column, same)
+        if further is None and isinstance(column, Numbers):
+            if coded is not None:
+                yield coded
+                coded = None
+            numbers.append(column)
+            continue
+        if numbers:
+            yield numbers
+            numbers = []
+        merged = None if coded is None or further is None else _merge(coded, further)
+        if coded is not None and merged is None:
+            yield coded
+        coded = merged or further
+    if numbers:
+        yield numbers
+    if coded is not None:
+        yield coded
 
 
-def _coded(column: Column) -> tuple[Int64, Sequence[str]] | None:
-    """A column as codes and texts; None for integers of which every cell is filled: what may be empty is a cost or a step, and repeats."""
+def _by_codes(columns: Sequence[Column]) -> Iterator[tuple[Column, list[Texts]]]:
+    """Each column; of neighbouring texts that have the very same codes the first, with all of them."""
+    at = 0
+    while at < len(columns):
+        column, same = columns[at], list[Texts]()
+        while (
+            at < len(columns) and isinstance(other := columns[at], Texts) and isinstance(column, Texts) and other.codes is column.codes
+        ):
+            same.append(other)
+            at += 1
+        at += not same
+        yield column, same
+
+
+def _code(column: Column, same: Sequence[Texts]) -> Coded | None:
+    """A column as codes and texts: texts, with others that have the same codes, or integers; None for integers that hardly repeat."""
     if isinstance(column, Texts):
         used, codes = np.unique(column.codes, return_inverse=True)
-        return codes.reshape(-1).astype(np.int64), [_cell(column.words[w]) for w in used.tolist()]
-    if column.known is None:
-        return None
-    values = np.where(column.known, column.values, np.iinfo(np.int64).min)
+        return codes.reshape(-1).astype(np.int64), [",".join(_cell(c.words[w]) for c in same) for w in used.tolist()]
+    values = np.where(np.ones(1, bool) if column.known is None else column.known, column.values, np.iinfo(np.int64).min)
     used, codes = np.unique(values, return_inverse=True)
+    if len(used) > _few(len(codes)):
+        return None
     texts = ["" if v == np.iinfo(np.int64).min else str(v) for v in used.tolist()]
     return codes.reshape(-1).astype(np.int64), texts
 
 
-def _merge(columns: Sequence[tuple[Int64, Sequence[str]]]) -> tuple[Int64, Sequence[str]]:
-    """Neighbouring coded columns as one: distinct combinations, joined by commas."""
-    codes, texts = columns[0]
-    for more, words in columns[1:]:
-        pairs, codes = np.unique(codes * len(words) + more, return_inverse=True)
-        codes = codes.reshape(-1)
-        texts = [f"{texts[pair // len(words)]},{words[pair % len(words)]}" for pair in pairs.tolist()]
-    return codes, texts
+def _few(rows: int) -> int:
+    """How many distinct texts are worth making for so many rows."""
+    return max(1_000, rows // 4)
+
+
+def _merge(one: Coded, other: Coded) -> Coded | None:
+    """Two neighbouring columns as one of distinct combinations, joined by a comma; None where nearly every row is one."""
+    (codes, words), (more, further) = one, other
+    pairs, merged = np.unique(codes * len(further) + more, return_inverse=True)
+    if len(pairs) > _few(len(codes)):
+        return None
+    texts = [f"{words[pair // len(further)]},{further[pair % len(further)]}" for pair in pairs.tolist()]
+    return merged.reshape(-1).astype(np.int64), texts
 
 
 def _cell(text: str) -> str:
