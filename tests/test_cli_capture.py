@@ -19,10 +19,16 @@ pytestmark = pytest.mark.capture
 
 
 def start(folder: Path, *words: str, stderr: int) -> subprocess.Popen[str]:
-    """`fathom-trace` in a process of its own."""
+    """`fathom-trace` in a process of its own, which heeds an interrupt even where this one was started to ignore it (in the background)."""
     command = [sys.executable, "-m", "fathom_trace", *words]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=stderr, text=True)
+    return subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=stderr, text=True, preexec_fn=heed_interrupts
+    )
+
+
+def heed_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def test_capture_writes_what_its_summary_says(tmp_path: Path) -> None:
