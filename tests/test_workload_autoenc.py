@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
+import struct
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -144,6 +148,18 @@ def test_pixels_that_are_no_probabilities_are_refused() -> None:
         AUTOENC.Options(is_standardized=True)
     with pytest.raises(OptionError, match="at least 1"):
         AUTOENC.Options(hidden=(5, 0))
+
+
+def test_idx_files_are_captured(tmp_path: Path) -> None:
+    """Twelve white images: what the step is fed is what the file holds, and it is not called synthetic."""
+    header = struct.pack(">IIII", 2051, 12, 28, 28)
+    (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(header + bytes([255]) * 12 * 784))
+    trace = capture_workload(CaptureRequest("autoenc", preset="tiny", data=tmp_path, plan=Plan(steps=1, warmup=0)))
+    assert check(trace).complete
+    assert trace.provenance["data"] == str(tmp_path)
+    assert not trace.steps.synthetic_input[trace.steps.traced].any()
+    batch = next(AUTOENC.read_data(tmp_path, programs.options_of(AUTOENC, "tiny"), "training", 10, 0))
+    assert np.all(batch["image"] == 1)
 
 
 @pytest.mark.parametrize("mode", ["training", "inference"])
