@@ -1,6 +1,6 @@
 """How fast exporters write, against the plain way to write the same: ratios of CPU time, measured side by side in one run.
 
-    python benchmarks/exporters.py [--executions 20000] [--repeat 3]
+    python benchmarks/exporters.py [--executions 20000] [--repeat 7]
 
 * table: its CSV text against `csv.writer.writerow` of the same rows. Both start from the same columns.
 * perfetto: its Chrome JSON against `json.dumps` of the same events, which the plain writer gets ready-made as Python dicts.
@@ -85,14 +85,15 @@ def made_up(executions: int) -> Trace:
     return builder.build({"workload": "benchmark"})
 
 
-def best(repeat: int, work: Callable[[], Any]) -> float:
-    """Least CPU seconds of some runs."""
-    took = []
+def best(repeat: int, *ways: Callable[[], Any]) -> list[float]:
+    """Least CPU seconds of some runs of each; they alternate, so that what else the machine does touches all alike."""
+    took: list[list[float]] = [[] for _ in ways]
     for _ in range(repeat):
-        begin = time.process_time()
-        work()
-        took.append(time.process_time() - begin)
-    return min(took)
+        for times, way in zip(took, ways, strict=True):
+            begin = time.process_time()
+            way()
+            times.append(time.process_time() - begin)
+    return [min(times) for times in took]
 
 
 def show(what: str, ours: float, plain: float, rows: int, asked: float) -> None:
@@ -118,6 +119,7 @@ def tables(trace: Trace, repeat: int) -> None:
         "tensors": table._tensors(view),
         "dependencies": table._dependencies(view),
     }
+    sums = [0.0, 0.0]
     for name, columns in parts.items():
         text = "".join(table.csv_text(columns))
 
@@ -130,7 +132,10 @@ def tables(trace: Trace, repeat: int) -> None:
 
         assert plain() == text
         count = text.count("\n")
-        show(f"table, {name}.csv", best(repeat, lambda c=columns: "".join(table.csv_text(c))), best(repeat, plain), count, 3)
+        took = best(repeat, lambda c=columns: "".join(table.csv_text(c)), plain)
+        show(f"table, {name}.csv", *took, count, 3)
+        sums = [a + b for a, b in zip(sums, took, strict=True)]
+    show("table, all three, by execution", *sums, len(view), 3)
 
 
 def timeline(trace: Trace, repeat: int) -> None:
@@ -147,7 +152,7 @@ def timeline(trace: Trace, repeat: int) -> None:
             out.write(",\n")
         return out.getvalue()
 
-    show("perfetto, Chrome JSON", best(repeat, lambda: b"".join(perfetto.encode_json(scene))), best(repeat, plain), len(events), 3)
+    show("perfetto, Chrome JSON", *best(repeat, lambda: b"".join(perfetto.encode_json(scene)), plain), len(events), 3)
 
 
 def chakra(trace: Trace, repeat: int) -> None:
@@ -156,7 +161,7 @@ def chakra(trace: Trace, repeat: int) -> None:
     [view] = view_steps(trace, "median", "benchmark")
     plan = exporter._Plan(view, [], [-1] * len(view), exporter.Options())
     content = b"".join(exporter.encode(plan))
-    ours = best(repeat, lambda: b"".join(exporter.encode(plan)))
+    [ours] = best(repeat, lambda: b"".join(exporter.encode(plan)))
     python = simulator_folder() / "chakra" / "bin" / "python"
     if not python.exists():
         print(f"chakra: {1e6 * ours / len(view):.2f} us a node; {python} does not exist: bash tests/make_simulators.sh chakra")
@@ -180,7 +185,7 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--executions", type=int, default=20_000)
-    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--repeat", type=int, default=7)
     arguments = parser.parse_args()
     trace = made_up(arguments.executions)
     print(f"{len(trace.executions)} executions; CPU time of a row, best of {arguments.repeat}\n")

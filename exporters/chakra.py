@@ -20,6 +20,7 @@ are collectives here; then none are added. Their ids follow the last row of `exe
 from __future__ import annotations
 
 import heapq
+import operator
 import re
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -233,7 +234,13 @@ class _Plan:
     def identifier(self, local: int) -> int:
         """The id of an execution or an added collective."""
         count = len(self.view)
-        return local + self.view.rows.start if local < count else len(self.view.trace.executions) + local - count
+        return local + int(self.view.rows.start) if local < count else len(self.view.trace.executions) + local - count
+
+    @property
+    def identifiers(self) -> NDArray[np.int64]:
+        """The ids by place."""
+        count = len(self.view)
+        return np.where(self.order < count, self.order + self.view.rows.start, self.order + len(self.view.trace.executions) - count)
 
 
 def _in_order(
@@ -309,31 +316,34 @@ def _name(plan: _Plan, local: int) -> str:
 def encode(plan: _Plan) -> Iterator[bytes]:
     """The file's records: GlobalMetadata, then a Node for each kept execution and collective."""
     yield wire.record(wire.delimited(1, SCHEMA_VERSION))
-    view = plan.view
-    identifiers = np.array([plan.identifier(int(i)) for i in plan.order], np.uint64)
-    ids = wire.varints(identifiers)
+    view, count = plan.view, len(plan.view)
+    identifiers = plan.identifiers
     deps, dep_offsets = wire.encode_varints(identifiers[plan.dependencies.producer])
     bounds = dep_offsets[plan.dependencies.offsets].tolist()
-    starts = wire.varints(_start_us(plan))
-    durations = wire.varints(plan.rounded_us)
-    heads = _Heads(plan)
-    tails = _tails(plan)
+    ids = _fields(b"\x08", identifiers)
+    times = map(operator.add, _fields(b"\x30", _start_us(plan)), _fields(b"\x38", np.array(plan.rounded_us, np.int64)))
+    heads, attributes = _heads(plan), _attributes(plan)
     operands = _Operands(view)
     iterations = {text: _attribute("iteration", STRING, text) if text else b"" for text in set(view.iterations)}
-    iteration, count, nodes = view.iterations, len(view), view.nodes
-    for place, local in enumerate(plan.order.tolist()):
-        if not plan.kept[place]:
+    iteration, nodes = view.iterations, view.nodes
+    columns = (plan.kept.tolist(), plan.order.tolist(), ids, times, bounds, bounds[1:], _tails(plan))
+    for kept, local, identifier, time, begin, end, tail in zip(*columns, strict=False):
+        if not kept:
             continue
-        a, b = bounds[place], bounds[place + 1]
-        times = (b"\x30" + starts[place]) * (starts[place] != b"\0") + (b"\x38" + durations[place]) * (durations[place] != b"\0")
-        body = (b"\x08" + ids[place]) * (ids[place] != b"\0") + heads[local]
-        if b > a:
-            body += b"\x2a" + _length(b - a) + deps[a:b]
+        waits = b"\x2a" + _length(end - begin) + deps[begin:end] if end > begin else b""
         if local < count:
-            body += times + operands.of(local) + heads.attributes(nodes[local]) + iterations[iteration[local]] + tails[place]
+            node = nodes[local]
+            parts = (identifier, heads[node], waits, time, operands.of(local), attributes[node], iterations[iteration[local]], tail)
         else:
-            body += times + tails[place]
+            name = wire.delimited(2, plan.added[local - count].name) + wire.integer(3, COMM_COLL_NODE)
+            parts = (identifier, name, waits, time, b"", b"", b"", tail)
+        body = b"".join(parts)
         yield _length(len(body)) + body
+
+
+def _fields(head: bytes, values: NDArray[Any]) -> list[bytes]:
+    """A field of an integer type for each value; nothing for 0, as protobuf has it."""
+    return [head + raw if raw != b"\0" else b"" for raw in wire.varints(values)]
 
 
 _LENGTHS = tuple(wire.varint(n) for n in range(4096))
@@ -350,37 +360,21 @@ def _start_us(plan: _Plan) -> NDArray[np.int64]:
     return np.maximum(np.array(started, np.int64)[plan.order], 0) // NS_PER_US
 
 
-class _Heads:
-    """Name and type of each entry, and the attributes that all executions of a node share."""
+def _heads(plan: _Plan) -> dict[int, bytes]:
+    """Name and type of the executions of each node."""
+    first = {node: local for local, node in reversed(list(enumerate(plan.view.nodes)))}
+    return {n: wire.delimited(2, _name(plan, local)) + wire.integer(3, plan.types[local]) for n, local in first.items()}
 
-    def __init__(self, plan: _Plan) -> None:
-        self.plan = plan
-        self._by_node: dict[int, bytes] = {}
-        self._attributes: dict[int, bytes] = {}
 
-    def __getitem__(self, local: int) -> bytes:
-        view = self.plan.view
-        if local >= len(view):
-            return wire.delimited(2, self.plan.added[local - len(view)].name) + wire.integer(3, COMM_COLL_NODE)
-        node = view.nodes[local]
-        if node not in self._by_node:
-            self._by_node[node] = wire.delimited(2, _name(self.plan, local)) + wire.integer(3, self.plan.types[local])
-        return self._by_node[node]
-
-    def attributes(self, node: int) -> bytes:
-        """`is_cpu_op`, `op` and `node`."""
-        if node not in self._attributes:
-            trace = self.plan.view.trace
-            op = trace.node_ops[node]
-            on_cpu = (
-                self.plan.device == TRACED and op not in EXECUTED_COLLECTIVES and _is_cpu(trace.strings[int(trace.nodes.device[node])])
-            )
-            self._attributes[node] = (
-                _attribute("is_cpu_op", BOOL, int(on_cpu))
-                + _attribute("op", STRING, op)
-                + _attribute("node", STRING, trace.node_names[node])
-            )
-        return self._attributes[node]
+def _attributes(plan: _Plan) -> dict[int, bytes]:
+    """The attributes that all executions of a node share: `is_cpu_op`, `op` and `node`."""
+    trace, found = plan.view.trace, dict[int, bytes]()
+    for node in set(plan.view.nodes):
+        op = trace.node_ops[node]
+        on_cpu = plan.device == TRACED and op not in EXECUTED_COLLECTIVES and _is_cpu(trace.strings[int(trace.nodes.device[node])])
+        told = (_attribute("op", STRING, op), _attribute("node", STRING, trace.node_names[node]))
+        found[node] = _attribute("is_cpu_op", BOOL, int(on_cpu)) + b"".join(told)
+    return found
 
 
 def _is_cpu(device: str) -> bool:
@@ -392,28 +386,27 @@ def _tails(plan: _Plan) -> list[bytes]:
     """The attributes whose values differ by execution: `duration_ns` and those that ASTRA-sim computes with."""
     view = plan.view
     work, moved = (np.concatenate([column, np.ones(len(plan.added), np.int64)])[plan.order] for column in _work(view))
-    prefix = {
-        name: wire.tag(10, wire.LENGTH) + b"%c" + wire.delimited(1, name) + wire.tag(field, wire.VARINT)
-        for name, field in (("duration_ns", UINT64), ("num_ops", INT64), ("tensor_size", UINT64))
-    }
 
-    def attributes(name: str, values: NDArray[np.int64]) -> list[bytes]:
-        head, _, rest = prefix[name].partition(b"%c")
-        made: dict[int, bytes] = {}
-        for value, raw in zip(values.tolist(), wire.varints(values), strict=True):
-            if value not in made:
-                made[value] = head + wire.varint(len(rest) + len(raw)) + rest + raw
-        return [made[value] for value in values.tolist()]
+    def attributes(name: str, field: int, values: NDArray[np.int64]) -> list[bytes]:
+        rest = wire.delimited(1, name) + wire.tag(field, wire.VARINT)
+        heads = [wire.tag(10, wire.LENGTH) + wire.varint(len(rest) + size) + rest for size in range(11)]
+        distinct, numbers = np.unique(values, return_inverse=True)
+        made = [heads[len(raw)] + raw for raw in wire.varints(distinct)]
+        return [made[number] for number in numbers.reshape(-1).tolist()]
 
-    columns = [attributes("num_ops", work), attributes("tensor_size", moved), attributes("duration_ns", plan.exact_ns)]
-    result = []
+    columns = [
+        attributes("num_ops", INT64, work), attributes("tensor_size", UINT64, moved), attributes("duration_ns", UINT64, plan.exact_ns)
+    ]  # fmt: skip
+    if max(plan.executed, default=-1) < 0 and not plan.added:
+        return list(map(b"".join, zip(*columns, strict=True)))
+    result, count = [], len(view)
     for local, ops, size, ns in zip(plan.order.tolist(), *columns, strict=True):
-        comm = ALL_REDUCE if local >= len(view) else plan.executed[local]
+        comm = ALL_REDUCE if local >= count else plan.executed[local]
         if comm < 0:
             result.append(ops + size + ns)
             continue
-        size_bytes = plan.added[local - len(view)].size_bytes if local >= len(view) else plan.executed_bytes(local)
-        own = _attribute("is_cpu_op", BOOL, 0) if local >= len(view) else ns
+        size_bytes = plan.added[local - count].size_bytes if local >= count else plan.executed_bytes(local)
+        own = _attribute("is_cpu_op", BOOL, 0) if local >= count else ns
         result.append(
             own
             + _attribute("comm_type", INT64, comm)
@@ -440,38 +433,39 @@ class _Operands:
     def __init__(self, view: StepView) -> None:
         trace, self.start = view.trace, view.rows.start
         tensors = trace.tensors
-        sizes = trace.shapes.elements
         items = [ITEM_BYTES.get(text, 0) for text in trace.strings.values]
-        devices = [trace.strings[d] for d in trace.nodes.device[trace.executions.node].tolist()]
-        storage = np.where(tensors.buffer >= 0, tensors.buffer + len(tensors), np.arange(len(tensors)))
-        columns = (tensors.execution, storage, sizes[tensors.shape] if len(tensors) else storage, tensors.dtype)
-        self.values = [
-            f"[{t}, {kept}, 0, {elements}, {items[dtype]}, {devices[e]!r}]"
-            for t, (e, kept, elements, dtype) in enumerate(zip(*(c.tolist() for c in columns), strict=True))
-        ]
+        elements = trace.shapes.elements.tolist()
         shapes = [str(list(shape)) for shape in trace.shapes.values]
-        self.kinds = list(zip(tensors.shape.tolist(), tensors.dtype.tolist(), strict=True))
-        self.kind_texts = {(s, d): (shapes[s], f"'Tensor({trace.strings[d]})'") for s, d in set(self.kinds)}
+        devices = trace.nodes.device[trace.executions.node[tensors.execution]].astype(np.int64)
+        kinds = np.stack([tensors.shape.astype(np.int64), tensors.dtype, devices], axis=1)
+        distinct, numbers = np.unique(kinds, axis=0, return_inverse=True)
+        self.kinds: list[int] = numbers.reshape(-1).tolist()
+        self.texts = [(shapes[s], f"'Tensor({trace.strings[d]})'") for s, d, _ in distinct.tolist()]
+        places = [re.sub(r".*/(?:device:)?", "", text) for text in trace.strings.values]
+        rests = [f", 0, {elements[s]}, {items[d]}, {places[e]!r}]" for s, d, e in distinct.tolist()]
+        storage = np.where(tensors.buffer >= 0, tensors.buffer + len(tensors), np.arange(len(tensors))).tolist()
+        self.values = [f"[{t}, {kept}{rests[k]}".encode() for t, (kept, k) in enumerate(zip(storage, self.kinds, strict=True))]
         self.inputs, self.input_offsets = trace.executions.input.tolist(), trace.executions.input_offsets.tolist()
         self.output_offsets = trace.tensor_offsets.tolist()
-        self._shared: dict[tuple[tuple[int, int], ...], bytes] = {}
+        self._shared: dict[tuple[int, ...], bytes] = {}
 
     def of(self, local: int) -> bytes:
         """Both fields of one execution."""
         row = local + self.start
         read = self.inputs[self.input_offsets[row] : self.input_offsets[row + 1]]
-        return self._field(b"\x42", read) + self._field(b"\x4a", range(self.output_offsets[row], self.output_offsets[row + 1]))
+        first, end = self.output_offsets[row], self.output_offsets[row + 1]
+        inputs = self._content([self.values[t] for t in read], tuple([self.kinds[t] for t in read]))
+        outputs = self._content(self.values[first:end], tuple(self.kinds[first:end]))
+        return b"".join((b"\x42", _length(len(inputs)), inputs, b"\x4a", _length(len(outputs)), outputs))
 
-    def _field(self, head: bytes, tensors: Sequence[int]) -> bytes:
-        values = ("[" + ", ".join([self.values[t] for t in tensors]) + "]").encode()
-        key = tuple([self.kinds[t] for t in tensors])
-        shared = self._shared.get(key)
+    def _content(self, values: Sequence[bytes], kinds: tuple[int, ...]) -> bytes:
+        shared = self._shared.get(kinds)
         if shared is None:
-            texts = [self.kind_texts[k] for k in key]
-            joined = ("[" + ", ".join(shape for shape, _ in texts) + "]", "[" + ", ".join(kind for _, kind in texts) + "]")
-            shared = self._shared[key] = wire.delimited(2, joined[0]) + wire.delimited(3, joined[1])
-        content = b"\x0a" + _length(len(values)) + values + shared
-        return head + _length(len(content)) + content
+            told = [self.texts[k] for k in kinds]
+            joined = ("[" + ", ".join(shape for shape, _ in told) + "]", "[" + ", ".join(kind for _, kind in told) + "]")
+            shared = self._shared[kinds] = b"]" + wire.delimited(2, joined[0]) + wire.delimited(3, joined[1])
+        text = b", ".join(values)
+        return b"".join((b"\x0a", _length(len(text) + 2), b"[", text, shared))
 
 
 # --- reporting --------------------------------------------------------------------------------------------------------------------
