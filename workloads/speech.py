@@ -3,8 +3,8 @@
 A training step is one minibatch of utterances as features with their phonemes: forward pass with dropout, CTC loss, gradients of all
 parameters and the optimiser's update. An inference step is the forward pass without dropout, up to and including the softmax.
 Reading audio, computing features and searching for the best transcript are not part of a step. Fathom's own step turned padded
-labels into the sparse form that TensorFlow's CTC op reads, and so does this one: a comparison, `Where` and `GatherNd` on [batch,
-75].
+labels into the sparse form that TensorFlow's CTC op reads, and so does this one: a comparison, `Where` and `GatherNd` on
+[batch, 75].
 
 The model is that of the paper's section 2. Layers 1 to 3 are dense with g(z) = min(max(z, 0), 20) and see one frame at a time. Layer
 4 is recurrent in both directions, h_t = g(W x_t + R h_(t-1) + b), and the two directions are summed. Layer 5 is dense with g on that
@@ -16,10 +16,10 @@ dropout of 5% on the dense layers (the paper: 5 to 10%); the loss is averaged ov
 
 Everything that a frame can do alone is one product over all frames; the recurrence is a loop in the graph for each direction, one
 product [batch, units] x [units, units] an iteration, and a loop for its gradient. The gradient of a recurrent kernel is a sum over
-frames; it is taken in one product after the loop, as cuDNN does (Appleyard et al. 2016, arXiv 1604.01946). TensorFlow's own would
-make a [units, units] product in every iteration and add it up. The backward direction reads each utterance reversed within its own
-length (`ReverseSequence`), so that it begins at its last frame and not in the padding; what is computed in the padding reaches no
-loss.
+frames; it is taken in one product after the loop, as in cuDNN, where the weights' gradients are a call of their own. TensorFlow's
+own gradient of a loop would make a [units, units] product in every iteration and add it up. The backward direction reads each
+utterance reversed within its own length (`ReverseSequence`), so that it begins at its last frame and not in the padding; what is
+computed in the padding reaches no loss.
 
 Decided here: kernels start He-normal and recurrent ones with variance 1 / units, so that states neither die out nor reach the limit;
 the rate is 1e-5, of which the paper says nothing (at 1e-4 the first updates overshoot). Left out are its averaging over shifted
@@ -252,8 +252,8 @@ def _clipped(x: Any, limit: float) -> Any:
 def _recurrence(name: str, options: Options, batch_size: int) -> Callable[[Any, Any], Any]:
     """States [frames, batch, units] of inputs that are already multiplied and of a kernel, one after the other from a state of 0.
 
-    The gradient runs through the frames from the last, and makes that of the kernel in one product over all frames. What it computes is
-    of the layer `name`.
+    The gradient runs through the frames from the last, and makes that of the kernel in one product over all frames. Its ops are named
+    after the layer `name`.
     """
     import tensorflow as tf
 
