@@ -97,16 +97,16 @@ def write(trace: Trace, folder: Path, options: Options) -> ExportReport:
         layers=layers,
         skipped=skipped,
         settings={**asdict(options), "name": stem, "step": view.step, "structure": view.structure, "edges": graph.number_of_edges()},
-        notes=(*notes([view]), *_notes(graph, files)),
+        notes=(*notes([view]), *_notes(graph, files, options)),
         provenance=dict(trace.provenance),
     )
     verify([view], report)
     return report
 
 
-def _notes(graph: networkx.DiGraph[int], files: Sequence[str]) -> Iterable[str]:
+def _notes(graph: networkx.DiGraph[int], files: Sequence[str], options: Options) -> Iterable[str]:
     if any(file.endswith(DOT) for file in files) and len(graph) > LARGE_FOR_DOT:
-        yield f"{len(graph)} nodes are too many to lay out with dot; --set plumbing=false leaves out helpers"
+        yield f"{len(graph)} nodes are too many to lay out with dot" + "; --set plumbing=false leaves out helpers" * options.plumbing
     yield "export another structure with --set step=N" if graph.graph["structures"] > 1 else "every step ran this graph"
 
 

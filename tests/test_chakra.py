@@ -267,6 +267,19 @@ def test_collectives_of_the_trace_stay_collectives(tmp_path: Path) -> None:
     assert any("collectives of its own" in note for note in report.notes)
 
 
+def test_a_collective_of_nothing_is_bridged(tmp_path: Path) -> None:
+    """mm -> reduce of a [0, 10] tensor -> relu: a collective of 0 bytes is an error to ASTRA-sim."""
+    program = Program()
+    product = program.product("mm", [0, 5], [5, 10], [0, 10])
+    reduced = program.op("reduce", "CollectiveReduceV3", [product], [0, 10])
+    relu = program.op("relu", "Relu", [reduced], [0, 10])
+    report = export(program.trace(), tmp_path / "out")
+    nodes = {n.id: n for n in read(tmp_path / "out" / "test.0.et")}
+    assert reduced not in nodes
+    assert nodes[relu].deps == (product,)
+    assert [(s.op, s.executions) for s in report.skipped] == [("CollectiveReduceV3", 1)]
+
+
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_all_ranks_have_the_same_collectives_in_the_same_order(tmp_path: Path, ranks: int) -> None:
     report = export(trained("wbv"), tmp_path / "out", ranks=str(ranks))

@@ -218,6 +218,47 @@ def test_memory_is_a_counter(tmp_path: Path) -> None:
     assert any("--set step=0" in note for note in report.notes)
 
 
+def test_what_ran_on_a_device_has_rows_of_its_own(tmp_path: Path) -> None:
+    """A launches a kernel of 6 ns at 3 ns and a copy of 64 bytes at 4 ns, on two streams of the device."""
+    builder = TraceBuilder()
+    builder.execution(builder.node("A", "Relu"), outputs=[("float32", [2])])
+    builder.step(builder.end_structure(), start=[100], done=[110])
+    for name, stream, what, start, end, size in (("relu_kernel", "gpu:0", 0, 103, 109, 0), ("MemcpyD2H", "gpu:1", 1, 104, 108, 64)):
+        texts = {"span_name": builder.string(name), "stream": builder.string(stream)}
+        builder.add("device_spans", step=0, execution=0, kind=what, start=start, end=end, size_bytes=size, **texts)
+    export(builder.build({"workload": "gpu"}), tmp_path / "out", format="json")
+    rows = {e["tid"]: e["args"]["name"] for e in events(tmp_path / "out", "M") if e["name"] == "thread_name"}
+    found = {e["name"]: (rows[e["tid"]], e["ts"], e["dur"], e["cat"]) for e in events(tmp_path / "out")}
+    assert found["relu_kernel"] == ("gpu:0", 0.003, 0.006, "kernel")
+    assert found["MemcpyD2H"] == ("gpu:1", 0.004, 0.004, "copy")
+    assert [e["args"] for e in events(tmp_path / "out") if e["cat"] == "copy"] == [{"bytes": "64"}]
+    assert [(e["ph"], e["ts"]) for what in "sf" for e in events(tmp_path / "out", what)] == [
+        ("s", 0.0), ("s", 0.0), ("f", 0.003), ("f", 0.004),
+    ]  # fmt: skip
+
+
+def test_parts_of_a_compiled_call_are_left_to_the_call(tmp_path: Path) -> None:
+    builder = TraceBuilder()
+    call = builder.execution(builder.node("call", "StatefulPartitionedCall"), outputs=[("float32", [2])])
+    builder.execution(builder.node("call/Relu", "Relu"), outputs=[("float32", [2])], parent=call, kind=2, timed=False)
+    builder.step(builder.end_structure(), start=[0, 0], done=[9, 0])
+    report = export(builder.build(), tmp_path / "out", format="json")
+    assert [e["name"] for e in events(tmp_path / "out")] == ["call"]
+    assert [(s.op, "compiled call" in s.reason) for s in report.skipped] == [("Relu", True)]
+
+
+def test_a_flow_never_goes_back_in_time(tmp_path: Path) -> None:
+    """B reads A's output, but is said to have begun 5 ns before A."""
+    builder = TraceBuilder()
+    a = builder.node("A", "Relu")
+    first = builder.execution(a, outputs=[("float32", [2])])
+    builder.execution(builder.node("B", "Relu", inputs=[(a, 0)]), inputs=[builder.tensor(first)], outputs=[("float32", [2])])
+    builder.step(builder.end_structure(), start=[5, 0], done=[9, 3])
+    report = export(builder.build(), tmp_path / "out", format="json")
+    assert events(tmp_path / "out", "s") == []
+    assert any("1 dependencies have no flow" in note for note in report.notes)
+
+
 # --- errors -------------------------------------------------------------------------------------------------------------------------
 
 
