@@ -289,8 +289,8 @@ def _by_codes(columns: Sequence[Column]) -> Iterator[tuple[Column, list[Texts]]]
 def _code(column: Column, same: Sequence[Texts]) -> Coded | None:
     """A column as codes and texts: texts, with others that have the same codes, or integers; None for integers that hardly repeat."""
     if isinstance(column, Texts):
-        used, codes = np.unique(column.codes, return_inverse=True)
-        return codes.reshape(-1).astype(np.int64), [",".join(_cell(c.words[w]) for c in same) for w in used.tolist()]
+        used, codes = _distinct(column.codes, len(column.words))
+        return codes, [",".join(_cell(c.words[w]) for c in same) for w in used.tolist()]
     values = np.where(np.ones(1, bool) if column.known is None else column.known, column.values, np.iinfo(np.int64).min)
     used, codes = np.unique(values, return_inverse=True)
     if len(used) > _few(len(codes)):
@@ -307,11 +307,20 @@ def _few(rows: int) -> int:
 def _merge(one: Coded, other: Coded) -> Coded | None:
     """Two neighbouring columns as one of distinct combinations, joined by a comma; None where nearly every row is one."""
     (codes, words), (more, further) = one, other
-    pairs, merged = np.unique(codes * len(further) + more, return_inverse=True)
+    pairs, merged = _distinct(codes * len(further) + more, len(words) * len(further))
     if len(pairs) > _few(len(codes)):
         return None
     texts = [f"{words[pair // len(further)]},{further[pair % len(further)]}" for pair in pairs.tolist()]
-    return merged.reshape(-1).astype(np.int64), texts
+    return merged, texts
+
+
+def _distinct(codes: Int64, limit: int) -> tuple[Int64, Int64]:
+    """The codes below `limit` that occur, ascending, and each code as a number of these: `np.unique`, without sorting where few can be."""
+    if limit > 4 * len(codes) + 1_000:
+        used, numbers = np.unique(codes, return_inverse=True)
+        return used.astype(np.int64), numbers.reshape(-1).astype(np.int64)
+    occurs = np.bincount(codes, minlength=limit) > 0
+    return np.flatnonzero(occurs).astype(np.int64), (np.cumsum(occurs) - 1)[codes].astype(np.int64)
 
 
 def _cell(text: str) -> str:
