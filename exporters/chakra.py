@@ -7,7 +7,8 @@ https://github.com/astra-sim/astra-sim. Each rank has a file NAME.RANK.et: a Glo
 A node is one execution: loop bodies are there once per iteration, so the graph has no cycle. Its id is the row of the trace's
 `executions`. All that it waited for, data and control, is in `data_deps`, because feeders order by these alone; there are no `ctrl_deps`.
 `num_ops` are FLOPs and `tensor_size` the bytes read and written; 0 is written as 1, because ASTRA-sim's roofline never finishes a node
-of 0, and what is not known is told from MACs or tensors, which the report counts. Own attributes: `duration_ns` (exact), `op`, `node`, and `iteration` in loops.
+of 0, and what is not known is told from MACs or tensors, which the report counts. Own attributes: `duration_ns` (exact), `op`, `node`,
+and `iteration` in loops.
 
 Times are whole microseconds in this format. Each is rounded up or down so that, at every node, the longest path to its end is off by at
 most 1 us and, where that leaves a choice, so that the sum of all times stays true too. A time of 0 us is replayed as 1 ns.
