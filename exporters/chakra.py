@@ -74,6 +74,9 @@ IS_HELPER = "helper, bridged (plumbing=false)"
 IS_EMPTY = "collective of 0 bytes, bridged"
 
 
+MOST_RANKS = 65_536
+
+
 @dataclass(frozen=True)
 class Options:
     """What `--set` changes."""
@@ -91,8 +94,10 @@ class Options:
     name: str = option("", "beginning of the file names; empty: the workload's name")
 
     def __post_init__(self) -> None:
-        if self.ranks < 1:
-            raise OptionError(f"option 'ranks' is {self.ranks}; it takes a whole number from 1")
+        if not 1 <= self.ranks <= MOST_RANKS:
+            raise OptionError(
+                f"option 'ranks' is {self.ranks}; it takes a whole number from 1 to {MOST_RANKS} (there is a file for each)"
+            )
         if self.bucket_bytes < 0:
             raise OptionError(f"option 'bucket_bytes' is {self.bucket_bytes}; it takes a whole number of bytes, or 0")
 

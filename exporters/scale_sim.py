@@ -98,6 +98,10 @@ TRACE_BYTES_PER_CYCLE = 1700
 """Size of the address traces that SCALE-Sim writes unless `save_disk_space` is set."""
 
 
+MOST = 1_000_000_000
+"""The greatest value of a whole-number option: far beyond any array or memory, and small enough to count with."""
+
+
 @dataclass(frozen=True)
 class Options:
     """What `--set` changes."""
@@ -122,6 +126,8 @@ class Options:
             value = getattr(self, spec.name)
             if type(value) is int and value < 1:
                 raise OptionError(f"option '{spec.name}' is {value}; it takes a whole number from 1")
+            if type(value) is int and value > MOST:
+                raise OptionError(f"option '{spec.name}' is {value}; it takes a whole number up to {MOST}")
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 def _terminal_width() -> int:
     try:
         return max(40, int(os.environ.get("COLUMNS") or os.get_terminal_size(sys.stdout.fileno()).columns))
-    except (ValueError, OSError):
+    except (ValueError, OSError, AttributeError):  # not a number, not a terminal, closed
         return 100
 
 

@@ -58,6 +58,8 @@ def command_parser(name: str) -> Parser:
 
 def run(argv: Sequence[str]) -> int:
     """Run one command line; returns the exit status."""
+    if sys.stdout is None:  # closed by whoever started this: results go nowhere, as into a closed pipe
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     try:
         try:
             return _dispatch(argv)

@@ -26,6 +26,7 @@ def export(
     """
     name = REGISTRY.resolve(exporter)
     check_folder(folder, force, REPORT_NAME)
+    _refuse_to_lose(folder)
     module = REGISTRY.load(name)
     options = apply_settings(module.Options(), settings or {}, f"exporter '{name}'")
     with replacing_folder(folder) as partial:
@@ -35,6 +36,22 @@ def export(
         if not found.ok:
             raise ExportError(f"{name} wrote files that its own parser refuses, so they were removed: {'; '.join(found.problems)}")
     return report, found
+
+
+def _refuse_to_lose(folder: Path) -> None:
+    """Replacing an export may remove only what an export wrote: never a simulator's results, nor a user's own files.
+
+    Raises:
+        ExportError: the folder holds anything else.
+    """
+    if not folder.is_dir():
+        return
+    written = {REPORT_NAME, *(str(name) for name in read_report(folder).get("files", ()))}
+    others = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file() or p.is_symlink())
+    lost = [name for name in others if name not in written]
+    if lost:
+        more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+        raise ExportError(f"{folder} holds {lost[0]}{more}, which no export wrote; move it away, or choose another folder with -o")
 
 
 def check(folder: Path) -> tuple[str, CheckReport]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
@@ -101,7 +102,9 @@ def _parse(name: str, text: str, hint: Any) -> Any:
     try:
         return _convert(text, hint)
     except ValueError:
-        raise OptionError(f"option '{name}' is '{text}'; it takes {_type_text(hint)}") from None
+        raise OptionError(
+            f"option '{name}' is '{text}'; it takes {'a finite number' if hint is float else _type_text(hint)}"
+        ) from None
 
 
 def _convert(text: str, hint: Any) -> Any:
@@ -121,4 +124,6 @@ def _convert(text: str, hint: Any) -> Any:
         raise ValueError(text)
     if hint is int:
         return int(text.replace("_", ""))
+    if hint is float and not math.isfinite(float(text)):
+        raise ValueError(text)
     return hint(text)

@@ -169,3 +169,47 @@ def test_what_is_no_program_is_refused(tmp_path: Path) -> None:
         request(damaged)
     with pytest.raises(OptionError, match="--set and --data are for the workloads"):
         request(damaged, settings={"a": "1"})
+
+
+def test_training_a_model_with_two_outputs_has_a_label_for_each(tmp_path: Path) -> None:
+    given = keras.Input((5,), name="features")
+    keras.Model(given, [keras.layers.Dense(3)(given), keras.layers.Dense(2)(given)]).save(tmp_path / "two.keras")
+    trace = request(tmp_path / "two.keras", mode="training", batch_size=2, loss="mse", optimizer="sgd")
+    labels = {
+        trace.strings[int(name)]: trace.output_shape(
+            next(e for e, n in enumerate(trace.executions.node.tolist()) if n == int(trace.interface.node[row]))
+        )
+        for row, name in enumerate(trace.interface.user_name)
+        if trace.strings[int(trace.interface.role[row])] == "label"
+    }
+    assert labels == {"label_0": (2, 3), "label_1": (2, 2)}
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("x = 1", "is a int; it must be a tf.function"),
+        ("def x(needed):\n    return None", r"x\(\) failed: TypeError"),
+        ("import sys\ndef x():\n    sys.exit(3)", r"x\(\) failed: SystemExit"),
+        (
+            "import tensorflow as tf\ndef x():\n    def f(a):\n        raise ValueError('no')\n    return f, [1.0]",
+            "cannot be traced.*no",
+        ),
+    ],
+)
+def test_a_users_code_that_fails_is_one_line(tmp_path: Path, body: str, said: str) -> None:
+    file = tmp_path / "fails.py"
+    file.write_text(body + "\n")
+    with pytest.raises(CaptureError, match=said):
+        request(f"{file}:x")
+
+
+def test_ragged_and_single_example_inputs(tmp_path: Path) -> None:
+    file = tmp_path / "examples.py"
+    file.write_text(
+        "import numpy as np, tensorflow as tf\n"
+        "def ragged():\n    return (lambda r: tf.nn.relu(r.flat_values)), [tf.ragged.constant([[1.0], [2.0, 3.0]])]\n"
+        "def single():\n    return (lambda a: tf.nn.relu(a)), np.ones([5, 2], np.float32)\n"
+    )
+    assert shapes(request(f"{file}:ragged"), "Relu") == [(3,)]
+    assert shapes(request(f"{file}:single"), "Relu") == [(5, 2)]

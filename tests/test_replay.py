@@ -310,3 +310,12 @@ def test_workers_and_priority_are_checked() -> None:
         replay_workers(recording, 0)
     with pytest.raises(UnknownNameError, match="did you mean 'critical-path'"):
         replay_workers(recording, 2, priority="critical")
+
+
+def test_more_workers_than_executions_are_as_many_as_there_are() -> None:
+    from small import diamond
+
+    from fathom_trace.whatif import Settings, parse_scenario, project
+
+    many = project(diamond(), parse_scenario(["OpB=5"]), Settings(workers=10**9))
+    assert many.replay.after_ns == project(diamond(), parse_scenario(["OpB=5"]), Settings(workers=4)).replay.after_ns == 50_000

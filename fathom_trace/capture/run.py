@@ -146,9 +146,12 @@ def run_function(
     named = {k: _as_tensor(a) for k, a in kwargs.items()}
     concrete = made.get_concrete_function(*given, **named)
     inputs = [p.op.name for p in concrete.graph.inputs[: len(concrete.graph.inputs) - len(concrete.captured_inputs)]]
-    flat = [a for a in tf.nest.flatten((given, named)) if isinstance(a, tf.Tensor)]
+    flat = [a for a in tf.nest.flatten((given, named), expand_composites=True) if isinstance(a, tf.Tensor)]
     if len(flat) != len(inputs):
-        raise CaptureError(f"'{name}' has {len(inputs)} tensor inputs, but {len(flat)} tensors were given; pass tensors or arrays")
+        raise CaptureError(
+            f"'{name}' has {len(inputs)} tensor inputs, but {len(flat)} tensors were found in what was given;"
+            " pass tensors or arrays (an iterator or a data set cannot be fed: pass one batch of it)"
+        )
     values = {n: a.numpy() for n, a in zip(inputs, flat, strict=True)}
 
     def batches() -> Iterator[Values]:

@@ -6,6 +6,7 @@ are synthetic, drawn uniformly: floats from [0, 1), integers from {0, 1} (an emb
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ import tensorflow as tf
 
 from fathom_trace.capture.legacy import copied, is_written_out
 from fathom_trace.capture.lift import KnownVariable
-from fathom_trace.errors import CaptureError, UnknownNameError, one_line
+from fathom_trace.errors import CaptureError, FathomError, UnknownNameError, one_line
 from fathom_trace.workload import InputSpec, Values, draw
 
 SPARSE_LOSSES = ("sparse_categorical_crossentropy",)
@@ -165,8 +166,11 @@ def _keras_slots(optimizer: Any, trainable: Sequence[Any]) -> list[tuple[Any, An
 
 
 def _label_specs(model: Any, specs: Sequence[InputSpec], request: TargetRequest) -> list[InputSpec]:
-    outputs = tf.nest.flatten(model.compute_output_shape([s.shape for s in specs] if len(specs) > 1 else specs[0].shape))
-    dims = [tuple(int(d) for d in o) for o in _shape_tuples(outputs)]
+    given = {s.name: tf.TensorSpec(s.shape, s.dtype) for s in specs}
+    outputs = tf.function(lambda values: tf.nest.flatten(_call(model, values, specs, training=False))).get_concrete_function(given)
+    dims = [tuple(o.shape.as_list()) for o in outputs.graph.outputs]
+    if any(d is None for shape in dims for d in shape):
+        raise CaptureError(f"the Keras model '{model.name}' has an output of unknown shape {dims}; fix its inputs with --shape")
     labels = []
     for i, shape in enumerate(dims):
         name = "label" if len(dims) == 1 else f"label_{i}"
@@ -175,13 +179,6 @@ def _label_specs(model: Any, specs: Sequence[InputSpec], request: TargetRequest)
         else:
             labels.append(InputSpec(name, shape, "float32", 0.0, 1.0, role="label"))
     return labels
-
-
-def _shape_tuples(flat: Sequence[Any]) -> list[tuple[Any, ...]]:
-    """Flattening turns one shape tuple into its dimensions; several stay tuples."""
-    if flat and all(isinstance(d, int) for d in flat):
-        return [tuple(flat)]
-    return [tuple(s) for s in flat]
 
 
 # --- SavedModel -------------------------------------------------------------------------------------------------------------------
@@ -217,15 +214,17 @@ def _from_python(path: Path, attribute: str, request: TargetRequest) -> TargetPr
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     sys.path.insert(0, str(path.parent))
-    try:
+    with _users_code(f"{path} does not import"):
         spec.loader.exec_module(module)
-    except Exception as error:  # the user's own code
-        raise CaptureError(f"{path} does not import: {type(error).__name__}: {one_line(error)[:300]}") from error
     if not hasattr(module, attribute):
         public = [n for n in vars(module) if not n.startswith("_") and callable(getattr(module, n))]
         raise UnknownNameError(f"callable in {path}", attribute, public)
     made = getattr(module, attribute)
-    made = made if hasattr(made, "get_concrete_function") or _is_keras(made) else made()
+    if not callable(made):
+        raise CaptureError(f"{path}:{attribute} is a {type(made).__name__}; it must be a tf.function, or a function without arguments")
+    if not (hasattr(made, "get_concrete_function") or _is_keras(made)):
+        with _users_code(f"{path}:{attribute}() failed"):
+            made = made()
     if _is_keras(made):
         return _from_keras(made, request, "Keras model from Python")
     function, example = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
@@ -236,6 +235,17 @@ def _from_python(path: Path, attribute: str, request: TargetRequest) -> TargetPr
     return _from_function(function, example, request)
 
 
+@contextlib.contextmanager
+def _users_code(what: str) -> Iterator[None]:
+    """Runs a user's own code: whatever it raises, and its leaving the program, becomes one `CaptureError`."""
+    try:
+        yield
+    except (FathomError, KeyboardInterrupt, MemoryError):
+        raise
+    except BaseException as error:
+        raise CaptureError(f"{what}: {type(error).__name__}: {one_line(error)[:400]}; no trace was written") from error
+
+
 def _is_keras(value: Any) -> bool:
     keras = sys.modules.get("keras")
     return keras is not None and isinstance(value, keras.Model)
@@ -244,11 +254,13 @@ def _is_keras(value: Any) -> bool:
 def _from_function(function: Any, example: Any, request: TargetRequest) -> TargetProgram:
     step: Any = function if hasattr(function, "get_concrete_function") else tf.function(function)
     if example is not None:
-        args, kwargs = ((), dict(example)) if isinstance(example, Mapping) else (tuple(example), {})
-        tensors = [tf.convert_to_tensor(a) for a in args]
-        named = {k: tf.convert_to_tensor(v) for k, v in kwargs.items()}
-        concrete = step.get_concrete_function(*tensors, **named)
-        flat = tf.nest.flatten((tensors, named))
+        is_sequence = isinstance(example, list | tuple)
+        args, kwargs = ((), dict(example)) if isinstance(example, Mapping) else (tuple(example) if is_sequence else (example,), {})
+        with _users_code("the step cannot be traced for its example inputs"):
+            tensors = [_tensor(a) for a in args]
+            named = {k: _tensor(v) for k, v in kwargs.items()}
+            concrete = step.get_concrete_function(*tensors, **named)
+        flat = tf.nest.flatten((tensors, named), expand_composites=True)
         names = _placeholder_names(concrete)
         values = {n: t.numpy() for n, t in zip(names, flat, strict=True)}
 
@@ -264,10 +276,16 @@ def _from_function(function: Any, example: Any, request: TargetRequest) -> Targe
     _refuse_unknown_shapes(request, list(flat))
     specs = [_input_spec(name, s.shape, s.dtype.name, request) for name, s in flat.items()]
     step = tf.function(step.python_function)  # without its signature, which would keep the dimensions free
-    concrete = step.get_concrete_function(*(tf.TensorSpec(s.shape, s.dtype, name=s.name) for s in specs))
+    with _users_code("the tf.function cannot be traced for these shapes"):
+        concrete = step.get_concrete_function(*(tf.TensorSpec(s.shape, s.dtype, name=s.name) for s in specs))
     names = _placeholder_names(concrete)
     renamed = [InputSpec(n, s.shape, s.dtype, s.low, s.high) for n, s in zip(names, specs, strict=True)]
     return TargetProgram(concrete, names, draw(renamed, request.seed), roles={"loss": "loss", "logits": "logits"}, form="tf.function")
+
+
+def _tensor(value: Any) -> Any:
+    """A tensor of `value`; ragged and sparse tensors stay what they are."""
+    return value if isinstance(value, tf.RaggedTensor | tf.SparseTensor) else tf.convert_to_tensor(value)
 
 
 def _placeholder_names(concrete: Any) -> list[str]:
@@ -329,7 +347,8 @@ def _program(
     if hasattr(step, "captured_inputs") and is_written_out(step):
         concrete = copied(step, [types[key] for key in sorted(types)], {key: s.name for key, s in named.items()})
     else:
-        concrete = tf.function(call).get_concrete_function(**types)
+        with _users_code("the program cannot be traced for these shapes"):
+            concrete = tf.function(call).get_concrete_function(**types)
     concrete.kept = keep  # a SavedModel's variables live as long as the object that loaded it
     order = [named[key].name for key in sorted(named)]
     all_roles = {**roles, **{s.name: s.role for s in specs}}

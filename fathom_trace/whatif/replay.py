@@ -97,7 +97,7 @@ def replay_workers(
     worker = [-1] * len(waits)
     ready = [ranks[i] for i, count in enumerate(waits) if count == 0]
     heapq.heapify(ready)
-    free = list(range(workers))
+    free = list(range(min(workers, max(len(waits), 1))))
     # Events are (time, execution) when it ends, and (time, ~execution) when its worker is free again (and it ends, if it has no tail).
     events: list[tuple[float, int]] = []
     now = 0.0

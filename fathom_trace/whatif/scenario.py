@@ -26,6 +26,9 @@ from fathom_trace.units import NS_PER_MS, NS_PER_S, NS_PER_US
 from fathom_trace.whatif.recording import Bool, Float, Recording
 from fathom_trace.whatif.selection import Executed, Selection, parse_selection
 
+LEAST_FACTOR, MOST_FACTOR = 1e-6, 1e12
+"""Between them a factor says something about hardware; beyond them, only infinity does."""
+
 _UNITS_NS = {"ns": 1, "us": NS_PER_US, "ms": NS_PER_MS, "s": NS_PER_S}
 
 
@@ -50,6 +53,10 @@ class Speedup:
     def __post_init__(self) -> None:
         if not self.factor > 0:
             raise ScenarioError(f"cannot make '{self.selection}' {self.factor:g} times faster; give a factor above 0, or inf")
+        if not (LEAST_FACTOR <= self.factor <= MOST_FACTOR or self.factor == math.inf):
+            raise ScenarioError(
+                f"'{self.selection}' cannot be {self.factor:g} times faster; give a factor from {LEAST_FACTOR:g} to {MOST_FACTOR:g}, or inf"
+            )
 
     def __str__(self) -> str:
         return f"{self.selection}={self.factor:.12g}"

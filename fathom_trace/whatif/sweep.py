@@ -14,7 +14,7 @@ from fathom_trace.whatif.baseline import Baseline, Settings, base_of
 from fathom_trace.whatif.projection import Estimate, estimates, finite, overlap_notes
 from fathom_trace.whatif.recording import Float
 from fathom_trace.whatif.replay import BATCH_VALUES
-from fathom_trace.whatif.scenario import Scenario, Speedup, number
+from fathom_trace.whatif.scenario import LEAST_FACTOR, MOST_FACTOR, Scenario, Speedup, number
 from fathom_trace.whatif.selection import Selection, parse_selection
 
 POINTS_PER_DECADE = 4
@@ -60,6 +60,10 @@ def parse_sweep(text: str) -> Sweep:
     low, high = number(ends[0].strip(), text), number(ends[1].strip(), text)
     if not 0 < low < high < math.inf:
         raise ScenarioError(f"'{text}': a sweep runs from a factor above 0 to a greater, finite one; its limit is shown anyway")
+    if low < LEAST_FACTOR or high > MOST_FACTOR:
+        raise ScenarioError(
+            f"'{text}': the factors of a sweep lie from {LEAST_FACTOR:g} to {MOST_FACTOR:g}; its limit is shown anyway"
+        )
     points = max(5, round(POINTS_PER_DECADE * math.log10(high / low)) + 1)
     if colon:
         if not count.strip().isdecimal() or not 2 <= int(count) <= MOST_POINTS:
