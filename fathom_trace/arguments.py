@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from fathom_trace.errors import UnknownNameError
 
@@ -32,6 +32,14 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, prog: str, description: str, examples: Sequence[str]) -> None:
         epilog = "\n".join(("examples:" if len(examples) > 1 else "example:", *(f"  {line}" for line in examples)))
         super().__init__(prog=prog, description=description, epilog=epilog, formatter_class=_Formatter, allow_abbrev=False)
+
+    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:  # type: ignore[override]
+        """As argparse does, but an argument that is empty is an error: more often a variable that is not set than a wish."""
+        given = sys.argv[1:] if args is None else list(args)
+        if "" in given:
+            before = given[given.index("") - 1] if given.index("") else ""
+            self.error("an argument is empty" + (f" after {before}" if before else "") + "; is a variable not set?")
+        return super().parse_known_args(given, namespace)
 
     def error(self, message: str) -> NoReturn:
         """Print `message` on one line of stderr and exit with 2."""

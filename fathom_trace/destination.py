@@ -48,13 +48,13 @@ def check_writable(path: Path) -> None:
     """Raise `TraceFileError` when the folder around `path` does not exist or refuses files."""
     parent = path.absolute().parent
     if not parent.is_dir():
-        raise TraceFileError(f"cannot write {path}: the folder {parent} does not exist; make it, or choose another with -o")
+        raise TraceFileError(f"cannot write {path}: the folder {parent} does not exist; make it, or choose another place")
     try:
         with tempfile.TemporaryFile(dir=parent):
             pass
     except OSError as error:
         raise TraceFileError(
-            f"cannot write {path}: the folder {parent} refuses files ({error.strerror}); choose another with -o"
+            f"cannot write {path}: the folder {parent} refuses files ({error.strerror}); choose another place"
         ) from None
 
 

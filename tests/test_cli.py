@@ -144,3 +144,19 @@ def test_a_full_disk_under_stdout_is_one_line() -> None:
         done = subprocess.run(command, env=ENVIRONMENT, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr == "fathom-trace: cannot write the output: No space left on device; choose another place or make room\n"
+
+
+@pytest.mark.parametrize("words", [["capture", "vgg", "--data", ""], ["whatif", "x.h5", "--sweep", ""], ["info", ""]])
+def test_an_empty_argument_is_a_variable_that_was_not_set(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        run(words)
+    assert left.value.code == 2
+    assert "an argument is empty" in capsys.readouterr().err
+
+
+def test_a_closed_stdout_is_no_error() -> None:
+    done = subprocess.run(
+        ["sh", "-c", f"exec {sys.executable} -m fathom_trace exporters >&-"],
+        env=ENVIRONMENT, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")

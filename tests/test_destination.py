@@ -42,8 +42,8 @@ def test_an_existing_file_needs_force(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("/nowhere/at/all/a.h5", "the folder /nowhere/at/all does not exist; make it, or choose another with -o"),
-        ("/proc/a.h5", r"the folder /proc refuses files \(.+\); choose another with -o"),
+        ("/nowhere/at/all/a.h5", "the folder /nowhere/at/all does not exist; make it, or choose another place"),
+        ("/proc/a.h5", r"the folder /proc refuses files \(.+\); choose another place"),
     ],
 )
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder that even root cannot write")

@@ -249,7 +249,7 @@ def test_what_cannot_be_read_is_one_line(suffix: str, tmp_path: Path, monkeypatc
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_what_cannot_be_written_is_one_line(suffix: str, tmp_path: Path) -> None:
-    with pytest.raises(TraceFileError, match=rf"the folder {tmp_path / 'no'} does not exist; make it, or choose another with -o"):
+    with pytest.raises(TraceFileError, match=rf"the folder {tmp_path / 'no'} does not exist; make it, or choose another place"):
         store.save(small.diamond(), tmp_path / "no" / f"a{suffix}")
     (tmp_path / f"folder{suffix}").mkdir()
     for force in (False, True):

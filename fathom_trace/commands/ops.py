@@ -48,14 +48,15 @@ def run(arguments: argparse.Namespace) -> int:
     from fathom_trace.store import load
     from fathom_trace.terminal import print_json
 
-    found = profile(load(Path(arguments.file)), by=arguments.by)
+    trace = load(Path(arguments.file))
+    found = profile(trace, by=arguments.by)
     shown = replace(found, rows=found.rows[: arguments.top])
     if arguments.json:
         print_json(shown.to_dict())
     elif arguments.csv:
         print(shown.to_csv(), end="")
     else:
-        _print(shown, len(found.rows))
+        _print(shown, len(found.rows), len(trace.traced_steps))
     return _judge(found, arguments.min_coverage)
 
 
@@ -82,7 +83,7 @@ def _percentage(text: str) -> float:
     return value
 
 
-def _print(found: Profile, groups: int) -> None:
+def _print(found: Profile, groups: int, traced: int) -> None:
     from fathom_trace.terminal import print_table
     from fathom_trace.units import format_ns, format_share
 
@@ -92,7 +93,8 @@ def _print(found: Profile, groups: int) -> None:
     if len(found.rows) < groups:
         print(f"and {groups - len(found.rows)} more")
     whole = "" if found.total_ns is None else f"{format_ns(found.total_ns)} of op time in a step; "
-    print(f"\n{whole}{len(found.steps)} traced steps")
+    others = f" of {traced}; the others executed something else" if traced > len(found.steps) else ""
+    print(f"\n{whole}{len(found.steps)} traced steps{others}")
     shares = (
         f"{name} {format_share(c.executions)}" + ("" if c.time is None else f" ({format_share(c.time)} of the time)")
         for name, c in found.coverage.items()

@@ -120,7 +120,7 @@ def _exists(path: Path) -> TraceFileError:
 
 def _cannot_write(path: Path, target: Path, error: OSError) -> TraceFileError:
     if not target.parent.is_dir():
-        return TraceFileError(f"cannot write {path}: the folder {target.parent} does not exist; make it, or choose another with -o")
+        return TraceFileError(f"cannot write {path}: the folder {target.parent} does not exist; make it, or choose another place")
     return TraceFileError(f"cannot write {path} ({_reason(error)}); make room or choose another folder with -o")
 
 
