@@ -1,8 +1,8 @@
 """What TensorFlow's own rewriting did to the work of a program: a trace of stage `optimized` against one of stage `source`.
 
-Every convolution and matrix product of the source is accounted for by name. An op that was fused has the name of the last one it was
-fused with and stands for all of them. What is in no executed op was *folded* (its value was computed before the step), *merged* (another
-op that computes the same serves for both) or *pruned* (nobody needed its value). So MACs executed + MACs removed = MACs of the source.
+Every convolution and matrix product of the source is accounted for by name. A fused op has the name of the last one of those that were
+fused, and stands for all of them. What is in no executed op was *folded* (its value was computed before the step), *merged* (another op
+that computes the same serves for both) or *pruned* (nobody needed its value). So MACs executed + MACs removed = MACs of the source.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Iterable, Sequence
+from itertools import product
 
 _BODY_NUMBER = re.compile(r"_\d+")
 _BODY = re.compile(r"body|cond|then|else|branch_?\d*|true|false")
@@ -83,7 +84,9 @@ class LayerScopes:
         """The layer of each variable; a slot has the layer of the variable it serves."""
         for variable, served in enumerate(serves):
             self.layer_of_variable.append("/".join(own[served if served >= 0 else variable]))
-        self._layers: set[Path] = {scope[shared:] for scope in trained}
+        self._prefixes: set[Path] = set()
+        for scope in trained:
+            self._add_layer(scope[shared:])
         self._layer_of_scope: dict[Path, str] = {}
         self._ambiguous: set[Path] = set()
         self._containers: set[Path] = {scope[:shared] for scope in trained if shared}
@@ -92,7 +95,7 @@ class LayerScopes:
         """A node of this name computes with a variable of this layer: its scope stands for the layer."""
         scope = tuple(inner.split("/")[:-1])
         layer_path = tuple(layer.split("/"))
-        self._layers.add(layer_path)
+        self._add_layer(layer_path)
         if not scope or not _alike(scope[-1], layer_path[-1]):
             return
         if self._layer_of_scope.setdefault(scope, layer) != layer:
@@ -102,10 +105,14 @@ class LayerScopes:
                 self._containers.add(scope[:place])
                 break
 
+    def _add_layer(self, path: Path) -> None:
+        self._prefixes.update(path[:end] for end in range(1, len(path) + 1))
+
     def layer_of_name(self, inner: str) -> str:
         """The layer of a node by its name; empty if its name has no scope but those that hold all layers.
 
-        The longest scope that a layer's variables prove, else the longest that some layer lies in, else the outermost scope.
+        The longest scope that a layer's variables prove, else the longest that some layer lies in (one of exactly that name before one
+        that TensorFlow may have numbered), else the outermost scope.
         """
         scope = without_gradient(tuple(inner.split("/"))[:-1])
         scope = tuple(part.removesuffix("_grad") if part.endswith("_grad") else part for part in scope)
@@ -115,9 +122,9 @@ class LayerScopes:
                 return self._layer_of_scope[known]
         inside = self._inside(self._without_op(tuple(inner.split("/"))[:-1], scope))
         for end in range(len(inside), 0, -1):
-            for layer in self._layers:
-                if len(layer) >= end and all(_alike(a, b) for a, b in zip(inside[:end], layer[:end], strict=True)):
-                    return "/".join(layer[:end])
+            for path in product(*(dict.fromkeys((part, _SUFFIX.sub("", part))) for part in inside[:end])):
+                if path in self._prefixes:
+                    return "/".join(path)
         return inside[0] if inside else ""
 
     def _without_op(self, full: Path, scope: Path) -> Path:

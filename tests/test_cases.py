@@ -426,8 +426,8 @@ def test_c9_and_c12_a_dilated_depthwise_layer_has_its_own_macs_beside_those_of_t
 ) -> None:  # fmt: skip
     """3x3 on [3, s, s, 4]: 3 * 4 * multiplier * output^2 * 9 MACs; the op runs on dilation^2 blocks, padded to whole ones.
 
-    9 is padded to 10: 4 * 3 images of 5 x 5 with 3 x 3 outputs, 12 * 3 * 3 * 8 * 9 = 7,776. 10 and 3 + 3 of padding, padded to 18: 9 * 3 images
-    of 6 x 6 with 4 x 4 outputs, 27 * 4 * 4 * 4 * 9 = 15,552.
+    9 is padded to 10: 4 * 3 images of 5 x 5 with 3 x 3 outputs, 12 * 3 * 3 * 8 * 9 = 7,776. 10 and 3 + 3 of padding, padded
+    to 18: 9 * 3 images of 6 x 6 with 4 x 4 outputs, 27 * 4 * 4 * 4 * 9 = 15,552.
     """
     keras = pytest.importorskip("keras")
     options = {"dilation_rate": dilation, "depth_multiplier": multiplier, "padding": padding, "use_bias": False}
