@@ -56,7 +56,7 @@ def generate(family: str, seed: int) -> Generated:
     """The program of a family and seed."""
     rng = np.random.default_rng([FAMILIES.index(family), seed])
     rows, columns = ((2, 3), (3, 2), (2, 4), (4, 3))[rng.integers(4)]
-    writer = Writer(rng, rows, columns, turn=7 * seed)
+    writer = Writer(rng, rows, columns, seed=seed, turn=7 * seed)
     for name in ("memory", "trail"):
         writer.variables[name] = tf.Variable(rng.normal(size=(rows, columns)), trainable=False, name=name)
     writer.variables["kernel"] = tf.Variable(rng.normal(size=(columns, columns)) * 0.6, name="kernel")
@@ -94,6 +94,7 @@ class Writer:
     given: Mapping[str, Any] = field(default_factory=dict)
     outputs: dict[str, Any] = field(default_factory=dict)
     is_smooth: bool = False
+    seed: int = 0
     turn: int = 0
 
     # --- numbers ----------------------------------------------------------------------------------------------------------------
@@ -247,7 +248,7 @@ class Writer:
 
     def listed(self, x: Any) -> Any:
         """Rows written to a TensorArray one by one, last first, and taken out in different ways."""
-        scale, kind = self.number(), int(self.rng.integers(4))
+        scale, kind = self.number(), self.seed % 4
         shape = [1, self.columns] if kind == 1 else [self.columns]
         rows = tf.TensorArray(tf.float64, 1, dynamic_size=True, element_shape=shape, clear_after_read=False)
         if kind == 3:
@@ -263,6 +264,7 @@ class Writer:
             taken = rows.gather(tf.constant(self.rng.permutation(self.rows).astype(np.int32)))
         else:
             taken = rows.concat() if kind == 1 else rows.stack()
+        taken = tf.reshape(taken, [self.rows, self.columns])
         return tame(taken * 0.5 - tf.reshape(rows.read(int(self.rng.integers(self.rows))), [self.columns]) + carry * scale)
 
     # --- variables --------------------------------------------------------------------------------------------------------------
@@ -391,8 +393,18 @@ def _sequence(*choices: Callable[[Writer, Any], Any], least: int = 2, most: int 
     return write
 
 
+def _in_turn(*choices: Callable[[Writer, Any], Any]) -> Callable[[Writer, Any], None]:
+    """A program of three statements, which begins with another one of `choices` for each seed."""
+
+    def write(writer: Writer, x: Any) -> None:
+        for k in range(3):
+            x = choices[(writer.seed + k) % len(choices)](writer, x)
+        writer.outputs["y"] = writer.straight(x, 1)
+
+    return write
+
+
 def _descent(writer: Writer, x: Any) -> None:
-    kind = writer.rng.integers(5)
     bodies: list[Callable[[Any], Any]] = [
         writer.loop,
         lambda y: writer.case(writer.loop(y)),
@@ -400,7 +412,7 @@ def _descent(writer: Writer, x: Any) -> None:
         writer.nest,
         lambda y: writer.scanned(writer.loop(y)),
     ]
-    writer.outputs["y"] = writer.descend(x, bodies[kind])
+    writer.outputs["y"] = writer.descend(x, bodies[writer.seed % len(bodies)])
 
 
 def _training_loop(writer: Writer, x: Any) -> Any:
@@ -421,7 +433,7 @@ WRITERS: dict[str, Callable[[Writer, Any], None]] = {
     "nested": _sequence(Writer.nest, Writer.loop, least=1, most=2),
     "gradients": _descent,
     "variables": _sequence(Writer.remember_inside, Writer.remember, least=2, most=3),
-    "calls": _sequence(Writer.call, Writer.mapped, Writer.scanned, Writer.listed, Writer.listed, Writer.call_inside, least=2, most=3),
+    "calls": _in_turn(Writer.call, Writer.mapped, Writer.scanned, Writer.listed, Writer.call_inside),
     "random": _sequence(Writer.noise, Writer.noise, Writer.branch),
     "mixed": _mixed,
 }

@@ -260,7 +260,7 @@ class Mutator:
 
     def _useful(self) -> set[int]:
         """Jobs from which data edges lead to a fetch, a variable or a predicate."""
-        waiting = [self.r.producer[row] for row in self.r._fetch_rows().values()]
+        waiting = [self.r.producer[row] for row in self.r.fetch_rows().values()]
         waiting += [number for number, (_, _, writes) in self.r.accesses.items() if writes]
         waiting += [self.r.producer[job.inputs[1]] for job in self.r.jobs if job.op in ("Switch", "_SwitchN")]
         found = set(waiting)

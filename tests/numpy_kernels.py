@@ -125,7 +125,7 @@ def _index_dtype(a: Attributes, key: str = "out_type") -> Any:
     return np.dtype(a.get(key, "int32"))
 
 
-def _strided_slice_index(a: Attributes, rank: int, begin: Array, end: Array, strides: Array) -> tuple[Any, ...]:
+def _strided_slice_index(a: Attributes, begin: Array, end: Array, strides: Array) -> tuple[Any, ...]:
     index: list[Any] = []
     for k in range(len(begin)):
         bit = 1 << k
@@ -143,12 +143,12 @@ def _strided_slice_index(a: Attributes, rank: int, begin: Array, end: Array, str
 
 
 def _strided_slice(a: Attributes, x: Array, begin: Array, end: Array, strides: Array) -> Array:
-    return x[_strided_slice_index(a, x.ndim, begin, end, strides)]
+    return x[_strided_slice_index(a, begin, end, strides)]
 
 
 def _strided_slice_grad(a: Attributes, shape: Array, begin: Array, end: Array, strides: Array, dy: Array) -> Array:
     out = np.zeros([int(s) for s in shape], dy.dtype)
-    out[_strided_slice_index(a, out.ndim, begin, end, strides)] = dy
+    out[_strided_slice_index(a, begin, end, strides)] = dy
     return out
 
 
@@ -321,24 +321,15 @@ def _list_concat(a: Attributes, held: TensorList, shape: Array, leading: Array) 
     return np.concatenate(items), np.array([len(i) for i in items], np.int64)
 
 
-def _list_split(a: Attributes, x: Array, shape: Array, lengths: Array) -> TensorList:
-    return TensorList(tuple(np.split(x, np.cumsum(lengths)[:-1])), _dims(shape), a["element_dtype"])
-
-
 def _list_gather(a: Attributes, held: TensorList, indices: Array, shape: Array) -> Array:
     return np.stack([_element(a, held, held.items[int(i)], _dims(shape)) for i in indices])
 
 
-def _list_scatter(a: Attributes, x: Array, indices: Array, shape: Array, count: Array) -> TensorList:
-    items: list[Array | None] = [None] * max(int(count), 1 + int(indices.max(initial=-1)))
+def _list_scatter(a: Attributes, held: TensorList, x: Array, indices: Array) -> TensorList:
+    items = [*held.items, *[None] * (1 + int(indices.max(initial=-1)) - len(held.items))]
     for k, i in enumerate(indices):
         items[int(i)] = x[k]
-    return TensorList(tuple(items), _dims(shape), a["element_dtype"])
-
-
-def _list_resize(a: Attributes, held: TensorList, size: Array) -> TensorList:
-    items = (*held.items[: int(size)], *[None] * (int(size) - len(held.items)))
-    return TensorList(items, held.element_shape, held.dtype)
+    return TensorList(tuple(items), held.element_shape, held.dtype)
 
 
 KERNELS: dict[str, Kernel] = {
@@ -434,6 +425,7 @@ KERNELS: dict[str, Kernel] = {
     "ReverseV2": lambda a, x, axis: np.flip(x, _axes(axis)),
     "Roll": _roll,
     "ScatterNd": _scatter_nd,
+    "Shape": lambda a, x: np.array(x.shape, _index_dtype(a)),
     "ShapeN": lambda a, *inputs: tuple(np.array(x.shape, _index_dtype(a)) for x in inputs),
     "Slice": _slice,
     "Split": _split,
@@ -457,10 +449,8 @@ KERNELS: dict[str, Kernel] = {
     "TensorListPopBack": _list_pop,
     "TensorListPushBack": _list_push,
     "TensorListReserve": _list_reserve,
-    "TensorListResize": _list_resize,
-    "TensorListScatterV2": _list_scatter,
+    "TensorListScatterIntoExistingList": _list_scatter,
     "TensorListSetItem": _list_set,
-    "TensorListSplit": _list_split,
     "TensorListStack": _list_stack,
     # what branches leave for their gradients
     "OptionalFromValue": lambda a, *values: Optional(values),

@@ -24,7 +24,7 @@ from fathom_trace.trace import Trace
 
 RANDOM_OPS = frozenset({"RandomStandardNormal", "RandomUniform", "RandomUniformInt"})
 TOLERANCE = 1e-9
-"""Of the largest number of an array. Everything is computed in float64, whose rounding alone gave at most 1e-12 of it."""
+"""Of the largest number of an array. Everything is computed in float64, whose rounding alone gave less than 1e-12 of it."""
 
 
 class ContradictionError(Exception):
@@ -76,6 +76,9 @@ class Reexecution:
         self.constants = _constants(trace, constants)
         self.fed, self.fetched = _interface(trace)
         self.jobs = [self._job(e) for e in range(self.rows.start, self.rows.stop)]
+        self._by_node: dict[int, list[int]] = {}
+        for k, job in enumerate(self.jobs):
+            self._by_node.setdefault(job.node, []).append(k)
         self.producer = [k for k, job in enumerate(self.jobs) for _ in job.ports]
         self.port = [p for job in self.jobs for p in job.ports]
         self.accesses: dict[int, tuple[frozenset[int], bool, bool]] = {}
@@ -128,7 +131,7 @@ class Reexecution:
                     outputs = [y if _identical(x, y) else x for x, y in zip(computed, outputs, strict=True)]
             result.values[job.first_row : job.first_row + len(outputs)] = outputs
         result.variables = dict(zip(self.names, state, strict=True))
-        result.outputs = {name: result.values[row] for name, row in self._fetch_rows().items()}
+        result.outputs = {name: result.values[row] for name, row in self.fetch_rows().items()}
         return result
 
     def compute(self, job: Job, inputs: list[Any], state: list[Any], rows: Sequence[int]) -> list[Any]:
@@ -207,7 +210,10 @@ class Reexecution:
             )
         self.accesses[job.execution - self.rows.start] = frozenset(touched), bool(reads), bool(writes)
 
-    def _fetch_rows(self) -> dict[str, int]:
+    # --- asking -----------------------------------------------------------------------------------------------------------------
+
+    def fetch_rows(self) -> dict[str, int]:
+        """The tensor row of every fetch, by name."""
         rows = {}
         for name, (node, port) in self.fetched.items():
             found = [k for k in self.jobs_of(node) if port in self.jobs[k].ports]
@@ -217,14 +223,8 @@ class Reexecution:
             rows[name] = job.first_row + job.ports.index(port)
         return rows
 
-    # --- asking -----------------------------------------------------------------------------------------------------------------
-
     def jobs_of(self, node: int) -> list[int]:
         """The jobs of one node, in order."""
-        if not hasattr(self, "_by_node"):
-            self._by_node: dict[int, list[int]] = {}
-            for k, job in enumerate(self.jobs):
-                self._by_node.setdefault(job.node, []).append(k)
         return self._by_node.get(node, [])
 
     def name_of(self, job: Job) -> str:

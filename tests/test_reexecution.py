@@ -49,7 +49,7 @@ EXECUTED = {
     " ResourceApplyMomentum RsqrtGrad SelectV2 Slice StridedSliceGrad TanhGrad Transpose ZerosLike",
     "variables": f"{LOOP_OPS} AssignAddVariableOp AssignSubVariableOp AssignVariableOp ReadVariableOp ResourceGather ResourceScatterAdd"
     " VarHandleOp _SwitchN",
-    "calls": f"{LOOP_OPS} {LIST_OPS} GreaterEqual Softplus",
+    "calls": f"{LOOP_OPS} {LIST_OPS} GreaterEqual Softplus TensorListConcatV2 TensorListGather TensorListScatterIntoExistingList",
     "random": f"{LOOP_OPS} RandomStandardNormal RandomUniform RandomUniformInt TensorListReserve TensorListSetItem TensorListStack",
     "mixed": f"{LOOP_OPS} {LIST_OPS} {OPTIONAL_OPS} ReadVariableOp",
 }
@@ -143,7 +143,11 @@ LEAST: dict[str, dict[str, int]] = {
     "branches": {"programs whose steps differ in structure": SEEDS // 2},
     "loops": {"branches that go both ways in one step": SEEDS // 2, "programs whose steps differ in structure": SEEDS // 2},
     "nested": {"loops whose trip count differs between entries": SEEDS // 2, "branches that go both ways in one step": SEEDS // 4},
-    "gradients": {"branches that go both ways in one step": SEEDS // 4, "programs whose steps differ in structure": SEEDS // 2},
+    "gradients": {
+        "branches that go both ways in one step": SEEDS // 4,
+        "loops whose trip count differs between entries": 2,
+        "programs whose steps differ in structure": SEEDS // 2,
+    },
     "variables": {"variables read, written and read": SEEDS},
     "calls": {"loops entered": SEEDS},
     "random": {"random executions taken as inputs": SEEDS},
@@ -164,6 +168,10 @@ def test_a_trace_run_again_in_numpy_gives_what_tensorflow_returned(family: str, 
     assert not set(EXECUTED[family].split()) - set(done.ops)
     assert {what: done.found[what] for what, least in LEAST[family].items() if done.found[what] < least} == {}
     assert trials >= SEEDS * 8
+    compared = sum(n for (_, outcome), n in done.tally.counts.items() if outcome == "ended in a comparison")
+    assert compared <= 0.2 * trials, (
+        "most of what is left out are counters of map_fn and scan, of which TensorFlow compares two in turn"
+    )
     assert noticed >= 0.99 * trials, "\n".join(done.tally.unnoticed)
 
 
