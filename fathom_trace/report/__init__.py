@@ -1,0 +1,1 @@
+"""The Fathom paper's analyses over captured traces, as numbers, figures and one page."""

@@ -1,0 +1,103 @@
+"""What training costs over inference (the Fathom paper's figure 5): step times of both modes on each device, training on CPU set to 1.
+
+A step time is the median wall time of untraced steps (of traced ones where there are none). The ratio is training over inference on one
+device. Where the two steps have different batches the ratio compares different amounts of work, and says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from fathom_trace.report.captured import Captured
+
+TRAINING, INFERENCE = "training", "inference"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One workload on one device, ns a step. `normalized` are of training and inference, over training on CPU (None: not captured)."""
+
+    workload: str
+    device: str
+    training_ns: float
+    inference_ns: float
+    training_batch: int
+    inference_batch: int
+    normalized: tuple[float, float] | None
+
+    @property
+    def ratio(self) -> float:
+        """Training over inference."""
+        return self.training_ns / self.inference_ns
+
+    @property
+    def has_equal_batches(self) -> bool:
+        """Whether both steps have the same number of samples."""
+        return self.training_batch == self.inference_batch
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**asdict(self), "ratio": self.ratio, "has_equal_batches": self.has_equal_batches}
+
+
+@dataclass(frozen=True)
+class TrainingInference:
+    """All pairs; `correlation` is of the ratios between two devices, None without three workloads on both. `left_out` have no partner."""
+
+    pairs: tuple[Pair, ...]
+    correlation: float | None
+    left_out: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "pairs": [pair.to_dict() for pair in self.pairs],
+            "correlation": self.correlation,
+            "left_out": list(self.left_out),
+        }
+
+
+def training_inference(traces: Sequence[Captured]) -> TrainingInference:
+    """Pair the traces by workload, device, preset, stage and threads; a trace without its other mode is left out, and named."""
+    by_key: dict[tuple[object, ...], dict[str, Captured]] = {}
+    left_out = []
+    for c in traces:
+        get = c.provenance.get
+        key: tuple[object, ...] = (c.workload, c.device, c.preset, get("stage"), c.threads, get("inter_threads"))
+        if c.mode not in (TRAINING, INFERENCE) or c.mode in by_key.get(key, {}) or c.step_ns <= 0:
+            left_out.append(c.label)
+        else:
+            by_key.setdefault(key, {})[c.mode] = c
+    reference = {(k[0], *k[2:]): v[TRAINING].step_ns for k, v in by_key.items() if k[1] == "CPU" and TRAINING in v}
+    pairs = []
+    for key, modes in by_key.items():
+        if len(modes) < 2:
+            left_out += [c.label for c in modes.values()]
+            continue
+        training, inference = modes[TRAINING], modes[INFERENCE]
+        cpu = reference.get((key[0], *key[2:]))
+        normalized = (training.step_ns / cpu, inference.step_ns / cpu) if cpu else None
+        pairs.append(
+            Pair(
+                training.workload, training.device, training.step_ns, inference.step_ns, training.batch_size, inference.batch_size,
+                normalized,
+            )
+        )  # fmt: skip
+    return TrainingInference(tuple(pairs), _correlation(pairs), tuple(left_out))
+
+
+def _correlation(pairs: Sequence[Pair]) -> float | None:
+    """Pearson's correlation of the ratios on the first two devices, over the workloads that ran on both."""
+    devices = list(dict.fromkeys(pair.device for pair in pairs))[:2]
+    ratios = [{pair.workload: pair.ratio for pair in pairs if pair.device == device} for device in devices]
+    if len(devices) < 2:
+        return None
+    shared = [name for name in ratios[0] if name in ratios[1]]
+    one, other = ([r[name] for name in shared] for r in ratios)
+    if len(shared) < 3 or np.ptp(one) == 0 or np.ptp(other) == 0:
+        return None
+    return float(np.corrcoef(one, other)[0, 1])
