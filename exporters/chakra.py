@@ -126,6 +126,7 @@ def write(trace: Trace, folder: Path, options: Options) -> ExportReport:
     view = view_steps(trace, options.step, "exporter 'chakra'")[0]
     executed = [EXECUTED_COLLECTIVES.get(trace.node_ops[node], -1) for node in view.nodes]
     found = gradients(trace, view.structure) if options.ranks > 1 and max(executed, default=-1) < 0 else []
+    found = [g for g in found if trace.chosen[list(g.producers)].all()]
     added = list(_collectives(view, found, options.bucket_bytes))
     plan = _Plan(view, added, executed, options)
     content = b"".join(encode(plan))
@@ -209,6 +210,7 @@ class _Plan:
         offsets = np.searchsorted(pairs // max(count, 1), np.arange(count + 1)).astype(np.int64)
         self.kept = np.ones(count, bool)
         self.kept[self.position[list(self.left_out)]] = False
+        self.kept[self.position[np.flatnonzero(~view.chosen)]] = False
         self.dependencies = bridge(Dependencies(offsets, pairs % max(count, 1)), self.kept)
         exact = np.concatenate([view.duration_ns, np.zeros(len(added), np.int64)])[self.order]
         self.exact_ns: NDArray[np.int64] = np.where(self.kept, exact, 0)
@@ -513,14 +515,15 @@ def _notes(plan: _Plan, found: Sequence[Gradient], options: Options) -> Iterable
         for v in set(np.flatnonzero(trace.variables.trainable).tolist()) - {g.variable for g in found}
     )
     own = sum(comm >= 0 for comm in plan.executed)
+    where = "this step" if view.chosen.all() else "what was selected"
     if own:
         yield f"the trace executed {own} collectives of its own" + ", so no collectives were added for gradients" * (options.ranks > 1)
     elif options.ranks == 1:
         yield "one rank, no collectives: ASTRA-sim needs at least 2 ranks (--set ranks=2)"
     elif not found:
-        yield "no trained variable gets a gradient in this step, so the ranks do not communicate"
+        yield f"no trained variable gets a gradient in {where}, so the ranks do not communicate"
     elif lacking:
-        yield f"{len(lacking)} trained variables get no gradient in this step and have no collective: {', '.join(lacking[:3])}"
+        yield f"{len(lacking)} trained variables get no gradient in {where} and have no collective: {', '.join(lacking[:3])}"
     if not options.plumbing:
         yield f"without helpers the longest path is {format_ns(plan.longest_ns)}, with them {format_ns(view.longest_path_ns())}"
 

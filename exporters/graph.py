@@ -70,7 +70,7 @@ def write(trace: Trace, folder: Path, options: Options) -> ExportReport:
     import networkx
 
     view = view_steps(trace, options.step, "exporter 'graph'")[0]
-    kept = np.ones(len(view), bool) if options.plumbing else ~view.helpers
+    kept = view.chosen if options.plumbing else view.chosen & ~view.helpers
     if not kept.any():
         raise ExportError("every execution of the step is a helper; set plumbing=true")
     graph = build(view, kept)

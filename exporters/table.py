@@ -7,6 +7,9 @@ with `--set format=parquet` Apache Parquet through pyarrow (the extra `parquet`)
 MACs, FLOPs and bytes, empty where they are not known. `tensors` has a row for each output, `dependencies` one for each tensor that an
 execution read and each execution that it waited for without reading (`tensor` is empty). Rows are in the order of the trace's own tables,
 and `execution` and `tensor` are row numbers there.
+
+Of a part of a trace, an execution that is outside has a row only where one inside waits for it: its `record` is `outside`, and it has
+neither times nor costs.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ from fathom_trace.ops import kind
 from fathom_trace.options import option
 from fathom_trace.phases import phases
 from fathom_trace.steps import MEDIAN, STEP_DOC, StepView, account, notes, verify, view_steps
-from fathom_trace.tables import EXECUTION_KINDS
+from fathom_trace.tables import EXECUTION_KINDS, EXECUTION_OUTSIDE
 from fathom_trace.trace import Trace
 
 TARGET = Target(
@@ -87,6 +90,7 @@ COLUMNS = {
     "dependencies": ("execution", "waits_for", "tensor"),
 }  # fmt: skip
 """Column names by table."""
+COSTS = ("macs", "flops", "bytes_read", "bytes_written")
 TEXTS = frozenset({"node", "op", "kind", "phase", "layer", "device", "record", "iteration", "dtype", "shape"})
 
 
@@ -125,7 +129,9 @@ def write(trace: Trace, folder: Path, options: Options) -> ExportReport:
 
     def describe(view: StepView, node: int, members: list[int]) -> Mapping[str, Any]:
         more = f" and {len(members) - 1} more" * (len(members) > 1)
-        return {"place": f"{files[0]}:execution {members[0] + first[view.structure]}{more}", "how": "row of each step"}
+        facts = {name: int(values[members].sum()) for name, (values, _) in _costs(view).items() if name != "macs"}
+        facts |= {f"unknown_{name}": int(np.count_nonzero(~known[members])) for name, (_, known) in _costs(view).items()}
+        return {"place": f"{files[0]}:execution {members[0] + first[view.structure]}{more}", "how": "row of each step", "facts": facts}
 
     layers, skipped = account(views, {}, describe)
     report = ExportReport(
@@ -157,40 +163,68 @@ class _Labels:
         }
 
 
+def _costs(view: StepView) -> dict[str, tuple[Int64, NDArray[np.bool_]]]:
+    """The columns of costs, and where they are known."""
+    costs = view.costs
+    return {
+        "macs": (costs.macs, costs.macs_known),
+        "flops": (costs.flops, costs.flops_known),
+        "bytes_read": (costs.bytes_read, costs.bytes_known),
+        "bytes_written": (costs.bytes_written, costs.bytes_known),
+    }
+
+
+def _written(view: StepView) -> NDArray[np.bool_]:
+    """Executions that have a row: those that are not outside the selection, and what they wait for."""
+    chosen = view.chosen
+    if chosen.all():
+        return chosen
+    consumer = np.repeat(chosen, np.diff(view.dependencies.offsets))
+    written = chosen.copy()
+    written[view.dependencies.producer[consumer]] = True
+    return written
+
+
 def _executions(view: StepView, labels: _Labels) -> list[Column]:
-    trace, costs, count = view.trace, view.costs, len(view)
-    nodes = trace.executions.node[view.rows].astype(np.int64)
-    paths, of_path = np.unique(trace.executions.path[view.rows], return_inverse=True)
+    trace, written = view.trace, _written(view)
+    pick = slice(None) if written.all() else np.flatnonzero(written)
+    rows = np.arange(view.rows.start, view.rows.stop)[pick]
+    nodes = trace.executions.node[rows].astype(np.int64)
+    paths, of_path = np.unique(trace.executions.path[rows], return_inverse=True)
     iterations = [".".join(map(str, trace.iteration(int(p)))) for p in paths]
-    timed = None if view.timed.all() else view.timed
-    step = np.full(count, -1 if view.step is None else view.step, np.int64)
-    moved = {"macs": (costs.macs, costs.macs_known), "flops": (costs.flops, costs.flops_known)}
-    moved |= {"bytes_read": (costs.bytes_read, costs.bytes_known), "bytes_written": (costs.bytes_written, costs.bytes_known)}
+    timed = None if view.timed[pick].all() else view.timed[pick]
+    step = np.full(len(rows), -1 if view.step is None else view.step, np.int64)
+    chosen = view.chosen[pick]
     return [
         Numbers("step", step, step >= 0),
-        Numbers("execution", np.arange(view.rows.start, view.rows.stop)),
+        Numbers("execution", rows),
         *(Texts(name, nodes, words) for name, words in labels.words.items()),
-        Texts("record", trace.executions.kind[view.rows].astype(np.int64), EXECUTION_KINDS),
+        Texts("record", trace.executions.kind[rows].astype(np.int64), EXECUTION_KINDS),
         Texts("iteration", of_path.reshape(-1).astype(np.int64), iterations),
-        *(Numbers(f"{name}_ns", view.times_ns(name), timed) for name in ("scheduled", "start", "end", "done")),
-        Numbers("duration_ns", view.duration_ns, timed),
-        Numbers("lane", view.lane, timed),
-        *(Numbers(name, values, known) for name, (values, known) in moved.items()),
+        *(Numbers(f"{name}_ns", view.times_ns(name)[pick], timed) for name in ("scheduled", "start", "end", "done")),
+        Numbers("duration_ns", view.duration_ns[pick], timed),
+        Numbers("lane", view.lane[pick], timed),
+        *(Numbers(name, values[pick], known[pick] & chosen) for name, (values, known) in _costs(view).items()),
     ]
 
 
 def _tensors(view: StepView) -> list[Column]:
     trace = view.trace
     bounds = trace.tensor_offsets
-    rows = slice(int(bounds[view.rows.start]), int(bounds[view.rows.stop]))
+    rows = np.arange(int(bounds[view.rows.start]), int(bounds[view.rows.stop]))
     table = trace.tensors
+    if not view.chosen.all():
+        ex = trace.executions
+        reader = np.repeat(np.arange(len(ex)), np.diff(ex.input_offsets))
+        read = ex.input[trace.chosen[reader]]
+        rows = rows[trace.chosen[table.execution[rows]] | np.isin(rows, read)]
     return [
-        Numbers("tensor", np.arange(rows.start, rows.stop)),
+        Numbers("tensor", rows),
         Numbers("execution", table.execution[rows].astype(np.int64)),
         Numbers("port", table.port[rows].astype(np.int64)),
         Texts("dtype", table.dtype[rows].astype(np.int64), trace.strings.values),
         Texts("shape", table.shape[rows].astype(np.int64), ["x".join(map(str, s)) for s in trace.shapes.values]),
-        Numbers("size_bytes", table.size_bytes[rows].astype(np.int64), np.ones(rows.stop - rows.start, bool)),
+        Numbers("size_bytes", table.size_bytes[rows].astype(np.int64), np.ones(len(rows), bool)),
     ]
 
 
@@ -205,6 +239,7 @@ def _dependencies(view: StepView) -> list[Column]:
     tensor = np.concatenate([ex.input[read], np.full(waits.stop - waits.start, -1)]).astype(np.int64)
     producer = np.concatenate([view.trace.tensors.execution[ex.input[read]], ex.control[waits]]).astype(np.int64)
     order = np.argsort(consumer, kind="stable")
+    order = order[view.trace.chosen[consumer[order]]]
     tensor = tensor[order]
     return [Numbers("execution", consumer[order]), Numbers("waits_for", producer[order]), Numbers("tensor", tensor, tensor >= 0)]
 
@@ -365,8 +400,8 @@ Cell = int | str | None
 def check(folder: Path) -> CheckReport:
     """Parse the tables strictly, and compare them with each other and with `export.json`.
 
-    In each: the header, as many cells in every row, integers where they belong. Against the trace: rows, the rows and exact time of each
-    node; every execution and tensor that is named exists, and producers come before who waits for them.
+    In each: the header, as many cells in every row, integers where they belong. Against the trace: rows, the rows, exact time, MACs, FLOPs
+    and bytes of each node; every execution and tensor that is named exists, and producers come before who waits for them.
 
     Raises:
         ExportError: there is no `export.json`, or it is none.
@@ -436,13 +471,21 @@ def _parse_parquet(path: Path) -> dict[str, list[Any]]:
 def _differences(found: Mapping[str, Mapping[str, list[Any]]], layers: Sequence[ExportedLayer], steps: Sequence[Any]) -> Iterable[str]:
     table = found["executions"]
     time: dict[int, int] = defaultdict(int)
-    runs: dict[int, int] = defaultdict(int)
+    costs: dict[int, tuple[int | None, ...]] = {}
     names: dict[int, str] = {}
-    for execution, name, duration in zip(table["execution"], table["node"], table["duration_ns"], strict=True):
+    inside: set[int] = set()
+    cells = zip(*(table[c] for c in ("execution", "node", "record", "duration_ns", *COSTS)), strict=True)
+    for execution, name, record, duration, *cost in cells:
         time[execution] += duration or 0
-        runs[execution] += 1
         names[execution] = name
-    if set(names) != {e for layer in layers for e in layer.executions}:
+        if record == EXECUTION_KINDS[EXECUTION_OUTSIDE]:
+            if duration is not None or any(value is not None for value in cost):
+                yield f"executions: execution {execution} is outside the selection and has a time or a cost"
+            continue
+        inside.add(execution)
+        if costs.setdefault(execution, tuple(cost)) != tuple(cost):
+            yield f"executions: execution {execution} has other costs in another step"
+    if inside != {e for layer in layers for e in layer.executions}:
         yield "executions: its executions are not those of export.json"
         return
     if set(table["step"]) - set(steps):
@@ -453,6 +496,14 @@ def _differences(found: Mapping[str, Mapping[str, list[Any]]], layers: Sequence[
         total = sum(time[e] for e in layer.executions)
         if total != layer.time_ns or any(names[e] != layer.name for e in layer.executions):
             yield f"executions: {layer.name}: {total} ns, in the trace {layer.time_ns:.0f}, or of another name"
+        for column, name in enumerate(COSTS):
+            values = [costs[e][column] for e in layer.executions]
+            found_sum, unknown = sum(v or 0 for v in values), values.count(None)
+            expected = layer.macs if name == "macs" else layer.facts.get(name)
+            if found_sum != expected or unknown != layer.facts.get(f"unknown_{name}"):
+                yield f"executions: {layer.name}: {name} {found_sum} and {unknown} unknown; in the trace {expected} and" + (
+                    f" {layer.facts.get(f'unknown_{name}')} unknown"
+                )
     producer = dict(zip(found["tensors"]["tensor"], found["tensors"]["execution"], strict=True))
     if not set(producer.values()) <= set(names):
         yield "tensors: an execution that is not in executions"

@@ -7,9 +7,13 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from fathom_trace.errors import UnknownNameError
+
+if TYPE_CHECKING:
+    from fathom_trace.selecting import Choice, Part
+    from fathom_trace.trace import Trace
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
@@ -74,6 +78,47 @@ def add_settings(parser: argparse.ArgumentParser, owner: str) -> None:
         dest="settings",
         help=f"an option of the {owner}, as `fathom-trace {owner}s NAME` lists them; may be repeated",
     )
+
+
+def add_selection(parser: argparse.ArgumentParser) -> None:
+    """Which part of the trace to take; `choice_of` reads what was given."""
+    group = parser.add_argument_group("selection", "Only a part of the trace: what has all that is given.")
+    group.add_argument("--phase", metavar="NAME", help="forward, backward, optimizer or other")
+    group.add_argument("--layer", metavar="NAME", help="a layer, or several by a pattern: 'conv*'")
+    group.add_argument("--device", metavar="NAME", help="a device, or several by a pattern: '*CPU*'")
+    group.add_argument("--steps", "--step", metavar="N", help="traced steps, by number: 2, or 0,3, or 2..5")
+    group.add_argument("--time", metavar="FROM..TO", help="what began then, from the step's first start on: 10ms..20ms")
+
+
+def choice_of(arguments: argparse.Namespace) -> Choice:
+    """What `add_selection`'s arguments select; false where they were not given.
+
+    Raises:
+        OptionError: `--steps` or `--time` is malformed.
+    """
+    from fathom_trace.selecting import Choice, parse_span, parse_steps
+
+    return Choice(
+        phase=arguments.phase or "",
+        layer=arguments.layer or "",
+        device=arguments.device or "",
+        steps=parse_steps(arguments.steps) if arguments.steps else (),
+        time_ns=parse_span(arguments.time) if arguments.time else None,
+    )
+
+
+def selected(trace: Trace, choice: Choice) -> tuple[Trace, Part | None]:
+    """The trace that a command is to look at, and what of the whole it is; the whole and None where nothing is chosen.
+
+    Raises:
+        TraceError: nothing that ran is chosen; the message lists what there is.
+    """
+    from fathom_trace.selecting import part_of
+
+    if not choice:
+        return trace, None
+    part = part_of(trace, choice)
+    return part.trace, part
 
 
 def at_least(minimum: int) -> Callable[[str], int]:

@@ -10,8 +10,9 @@ Executions that agree in op type, attributes and shapes cost the same, so each r
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,7 @@ class Coverage:
 class Costs:
     """Costs of consecutive executions: row `i` is row `first + i` of the trace's `executions`.
 
-    Where a cost is not known its value is 0, and its `..._known` is False.
+    What lies outside a selection costs nothing. Where a cost is not known its value is 0, and its `..._known` is False.
     """
 
     first: int
@@ -68,6 +69,11 @@ class Costs:
         return np.asarray(self.bytes_read + self.bytes_written)
 
     def known(self, what: str) -> Mask:
+    def only(self, mask: Mask) -> Costs:
+        """The costs of some of the executions, without their rows."""
+        columns = {f.name: getattr(self, f.name)[mask] for f in fields(self) if isinstance(getattr(self, f.name), np.ndarray)}
+        return replace(self, **columns, op_types=tuple(compress(self.op_types, mask.tolist())))
+
         """Whether `macs`, `flops` or `bytes` are known, per execution."""
         return {"macs": self.macs_known, "flops": self.flops_known, "bytes": self.bytes_known}[what]
 
@@ -146,6 +152,9 @@ def _cost_of(trace: Trace, row: int, values: Int64, known: Mask, reasons: dict[s
         values[:], known[:] = (macs, 2 * macs + operations, read, written), True
 
 
+    if trace.executions.kind[row] == tables.EXECUTION_OUTSIDE:
+        known[:] = True
+        return
 def _operations(rule: Rule, call: Call) -> int | str:
     """Elementwise and reduction operations, or why they have no formula: what is fused into a product may be unknown, the product is not.
 

@@ -90,6 +90,8 @@ class ExportReport:
     approximations: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    selection: Mapping[str, Any] | None = None
+    """Of an export of a part of a trace: `text` says which; executions, time and MACs of the part and of the whole."""
 
     def totals(self) -> dict[str, dict[str, float]]:
         """Executions, time (ns) and MACs: exported, skipped and total."""

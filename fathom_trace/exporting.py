@@ -5,6 +5,7 @@ them in place together with `export.json`; checks it again at any time; reads a 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from fathom_trace.destination import check_folder, replacing_folder
@@ -12,15 +13,25 @@ from fathom_trace.errors import ExportError
 from fathom_trace.exporter import REPORT_NAME, CheckReport, ExportReport, read_layer_map, read_report, write_report
 from fathom_trace.exporters import REGISTRY
 from fathom_trace.options import apply_settings
+from fathom_trace.selecting import Choice, Part, part_of
 from fathom_trace.trace import Trace
 
 
 def export(
-    trace: Trace, exporter: str, folder: Path, settings: Mapping[str, str] | None = None, force: bool = False
+    trace: Trace,
+    exporter: str,
+    folder: Path,
+    settings: Mapping[str, str] | None = None,
+    force: bool = False,
+    choice: Choice | None = None,
 ) -> tuple[ExportReport, CheckReport]:
     """Write `trace` as `exporter` does into `folder`; returns its report and what its own parser found in the files.
 
+    Of a `choice`, only the part that it names is written, and the report says which it was and how much of the whole. Executions keep
+    the numbers that they have in the whole.
+
     Raises:
+        TraceError: nothing that ran is chosen.
         UnknownNameError: there is no such exporter or option.
         ExportError: `folder` is in the way, the trace has nothing that the format can say, or the files fail their own check.
     """
@@ -29,13 +40,30 @@ def export(
     _refuse_to_lose(folder)
     module = REGISTRY.load(name)
     options = apply_settings(module.Options(), settings or {}, f"exporter '{name}'")
+    part = part_of(trace, choice) if choice else None
     with replacing_folder(folder) as partial:
-        report: ExportReport = module.write(trace, partial, options)
+        report: ExportReport = module.write(part.trace if part else trace, partial, options)
+        if part:
+            report = replace(report, selection=part.to_dict())
+            _refuse_more(report, part)
         write_report(partial, report)
         found: CheckReport = module.check(partial)
         if not found.ok:
             raise ExportError(f"{name} wrote files that its own parser refuses, so they were removed: {'; '.join(found.problems)}")
     return report, found
+
+
+def _refuse_more(report: ExportReport, part: Part) -> None:
+    """What an exporter was not asked for, it must not have exported or counted.
+
+    Raises:
+        ExportError: it did.
+    """
+    outside = [e for layer in report.layers for e in layer.executions if not part.trace.chosen[e]]
+    if outside:
+        raise ExportError(
+            f"{report.exporter} exported execution {outside[0]}, which is not of {part.choice}; it takes no part of a trace"
+        )
 
 
 def _refuse_to_lose(folder: Path) -> None:

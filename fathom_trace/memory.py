@@ -171,6 +171,8 @@ def memory(trace: Trace) -> Memory:
             unpaired, unpaired_bytes = unpaired + 1, unpaired_bytes - size
     blocks = []
     for execution, size, when, freed in made:
+        if "selection" in trace.provenance:
+            raise TraceError(f"nothing of {trace.provenance['selection']} allocated in a step whose allocations were recorded")
         variable = replacing.get((execution, size), "") if freed is None else ""
         role = VARIABLE if variable else _role(size, freed, output_bytes.get(execution, ()), int(end_of[execution - base]))
         blocks.append(Block(execution, size, when, freed, role, variable))

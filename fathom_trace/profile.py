@@ -2,8 +2,9 @@
 
 Times are op times as the paper defines them, node start to all done: the sum over a group's executions within one step, of which the
 table gives the median over the chosen steps. Counts and costs are those of one step. In a step that ran a loop body five times its ops
-count five; what is in the graph but did not run, such as the branch that was not taken, counts 0. A first execution that took far
-longer than the same node usually takes (memory, compilation and the like were set up in it) is listed apart.
+count five; what is in the graph but did not run, such as the branch that was not taken, counts 0. Of a part of a trace only what the
+part holds is listed. A first execution that took far longer than the same node usually takes (memory, compilation and the like were set
+up in it) is listed apart.
 
 MACs, FLOPs and bytes are of the executed ops. `logical_macs` are those of the layers that the program describes: a dilated convolution
 that TensorFlow runs between SpaceToBatchND and BatchToSpaceND has fewer than the convolution that ran.
@@ -19,6 +20,7 @@ import io
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -160,15 +162,17 @@ def profile(trace: Trace, by: str = "op", steps: Sequence[int] | None = None) ->
     """
     if by not in _LABELS:
         raise UnknownNameError("grouping", by, _LABELS)
-    structure, chosen = select_steps(trace, steps)
+    structure, taken = select_steps(trace, steps)
     labels = _LABELS[by](trace)
     rows = trace.structure_rows(structure)
+    chosen = trace.chosen[rows]
     names = [labels[n] for n in trace.executions.node[rows].tolist()]
-    keys = sorted({*labels, *names})
+    keys = sorted({*labels} if chosen.all() else {*compress(names, chosen.tolist())})
     number = {key: i for i, key in enumerate(keys)}
-    group = np.array([number[name] for name in names], np.int64)
-    times = _times(trace, chosen, group, len(keys)) if trace.has_times and chosen else None
-    measured = None if times is None else _measured(trace, chosen)
+    group = np.array([number.get(name, len(keys)) for name in names], np.int64)
+    group[~chosen] = len(keys)
+    times = _times(trace, taken, group, len(keys)) if trace.has_times and taken else None
+    measured = None if times is None else _measured(trace, taken)
     found = costs(trace, structure)
     logical = logical_macs(trace, structure, found.macs)
     made = []
@@ -181,9 +185,10 @@ def profile(trace: Trace, by: str = "op", steps: Sequence[int] | None = None) ->
     total = None if times is None else float(times.sum())
     made = [_with_share(row, total) for row in made]
     made.sort(key=lambda row: (-(row.time_ns or 0.0), -row.count, row.key))
-    durations = None if times is None else _median_durations(trace, chosen)
+    durations = None if times is None else _median_durations(trace, taken)[chosen]
+    counted = found.only(chosen)
     first_runs = () if measured is None else _first_runs(trace, rows, measured)
-    return Profile(by, structure, chosen, total, tuple(made), found.coverage(durations), found.uncovered("flops"), first_runs)
+    return Profile(by, structure, taken, total, tuple(made), counted.coverage(durations), counted.uncovered("flops"), first_runs)
 
 
 def select_steps(trace: Trace, steps: Sequence[int] | None = None) -> tuple[int, tuple[int, ...]]:
@@ -210,7 +215,7 @@ def select_steps(trace: Trace, steps: Sequence[int] | None = None) -> tuple[int,
 
 def _times(trace: Trace, steps: Sequence[int], group: NDArray[np.int64], groups: int) -> NDArray[np.float64]:
     """Median over the steps of each group's summed op time."""
-    sums = [np.bincount(group, weights=trace.durations(step), minlength=groups) for step in steps]
+    sums = [np.bincount(group, weights=trace.durations(step), minlength=groups)[:groups] for step in steps]
     return np.asarray(np.median(np.stack(sums), axis=0))
 
 

@@ -68,6 +68,11 @@ class StepView:
         return found
 
     @cached_property
+    def chosen(self) -> Mask:
+        """Whether it counts: false for what is outside a selection. Of that, viewers show nothing; `bridge` leads through it."""
+        return self.trace.chosen[self.rows]
+
+    @cached_property
     def timed(self) -> Mask:
         """Whether there is a valid time."""
         if self.step is None or not self.trace.has_times:
@@ -173,24 +178,39 @@ def _median_view(trace: Trace) -> StepView:
     return StepView(trace, structure, steps[int(np.argmin(np.abs(spans - np.median(spans))))])
 
 
+MANY = 32
+"""From so many dependencies on, `bridge` looks for implied ones: without that, those of a long loop's lists grow with its square."""
+
+
 def bridge(depends: Dependencies, kept: Mask) -> Dependencies:
-    """The dependencies among the kept executions: through those left out, transitively. Numbers stay; rows left out become empty."""
+    """The dependencies among the kept executions: through those left out, transitively. Numbers stay; rows left out become empty.
+
+    Where very many come together through what is left out, one that another of them waits for itself is not listed: it is implied.
+    """
     if kept.all():
         return depends
     flat, bounds, keep = depends.producer.tolist(), depends.offsets.tolist(), kept.tolist()
+    leads = kept.tolist()
+    """Kept, or leading to something kept: what else is left out never needs to be looked through."""
+    for i in range(len(leads) - 1, -1, -1):
+        if leads[i]:
+            for p in flat[bounds[i] : bounds[i + 1]]:
+                leads[p] = True
     through: dict[int, set[int]] = {}
     producer: list[int] = []
     offsets = [0]
     for i, (a, b) in enumerate(pairwise(bounds)):
         found: set[int] = set()
-        for p in flat[a:b]:
+        for p in flat[a:b] if leads[i] else ():
             if keep[p]:
                 found.add(p)
             else:
                 found |= through[p]
+        if len(found) > MANY and not (keep[i] and all(keep[p] for p in flat[a:b])):
+            found -= {q for p in found for q in producer[offsets[p] : offsets[p + 1]]}
         if keep[i]:
             producer.extend(sorted(found))
-        else:
+        elif leads[i]:
             through[i] = found
         offsets.append(len(producer))
     return Dependencies(np.array(offsets, np.int64), np.array(producer, np.int64))
@@ -207,7 +227,7 @@ def account(
 ) -> tuple[tuple[ExportedLayer, ...], tuple[Skipped, ...]]:
     """An `ExportedLayer` for each node (and structure) whose executions were written, and what was left out by op type and reason.
 
-    `left_out` is, by structure, local number to reason. Times are summed over the views.
+    `left_out` is, by structure, local number to reason. Times are summed over the views. What is outside a selection is in neither.
     """
     layers: list[ExportedLayer] = []
     skipped: dict[tuple[str, str], list[float]] = {}
@@ -216,7 +236,8 @@ def account(
         macs = view.costs.macs.tolist()
         reasons = left_out.get(structure, {})
         by_node: dict[int, list[int]] = {}
-        for i, node in enumerate(view.nodes):
+        for i in np.flatnonzero(view.chosen).tolist():
+            node = view.nodes[i]
             if i not in reasons:
                 by_node.setdefault(node, []).append(i)
                 continue
@@ -245,7 +266,7 @@ def verify(views: Sequence[StepView], report: ExportReport) -> None:
     """
     groups = _by_structure(views).values()
     report.verify(
-        sum(len(group[0]) for group in groups),
+        sum(int(np.count_nonzero(group[0].chosen)) for group in groups),
         float(sum(v.duration_ns.sum() for v in views)),
         sum(int(group[0].costs.macs.sum()) for group in groups),
     )

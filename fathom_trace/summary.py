@@ -94,7 +94,8 @@ class Summary:
 def summarize(trace: Trace, file: Path) -> Summary:
     """The summary of a trace that lies in `file`."""
     untraced = trace.steps.client_wall_ns[~trace.steps.traced]
-    traced = trace.steps.client_wall_ns[trace.steps.traced]
+    ran = trace.steps.structure >= 0
+    traced = trace.steps.client_wall_ns[ran]
     provenance = trace.provenance
     table = profile(trace) if len(trace.structures) else None
     found = check(trace)
@@ -110,7 +111,7 @@ def summarize(trace: Trace, file: Path) -> Summary:
         executions=_main_executions(trace),
         traced_ns=_median(traced),
         untraced_ns=_median(untraced),
-        span_ns=_median(trace.steps.span_ns[trace.steps.traced]),
+        span_ns=_median(trace.steps.span_ns[ran]),
         first_run_ns=float(provenance.get("first_run_ns") or 0) or None,
         top_ops=table.rows[:TOP] if table else (),
         first_runs=table.first_runs if table else (),
@@ -136,7 +137,7 @@ def print_summary(summary: Summary) -> None:
 def _main_executions(trace: Trace) -> int:
     if not len(trace.structures):
         return 0
-    return len(range(*trace.structure_rows(trace.main_structure).indices(len(trace.executions))))
+    return int(np.count_nonzero(trace.chosen[trace.structure_rows(trace.main_structure)]))
 
 
 def _structures_text(count: int) -> str:

@@ -26,13 +26,13 @@ from fathom_trace.errors import TraceError
 Array = NDArray[Any]
 IntArray = NDArray[np.integer[Any]]
 
-EXECUTION_OP, EXECUTION_COPY, EXECUTION_EXPANDED = 0, 1, 2
+EXECUTION_OP, EXECUTION_COPY, EXECUTION_EXPANDED, EXECUTION_OUTSIDE = 0, 1, 2, 3
 FRAME_LOOP, FRAME_BRANCH, FRAME_CALL = 0, 1, 2
 FEED, FETCH = 0, 1
 BUFFER_ALLOCATOR, BUFFER_VARIABLE, BUFFER_FEED, BUFFER_SYNTHETIC = 0, 1, 2, 3
 SPAN_KERNEL, SPAN_COPY = 0, 1
 
-EXECUTION_KINDS = ("op", "copy", "expanded")
+EXECUTION_KINDS = ("op", "copy", "expanded", "outside")
 FRAME_KINDS = ("loop", "branch", "call")
 DIRECTIONS = ("feed", "fetch")
 BUFFER_ORIGINS = ("allocator", "variable", "feed", "synthetic")
@@ -351,7 +351,11 @@ class Executions(Table):
     node: IntArray = column("int32", "node that ran", refers="nodes")
     path: IntArray = column("int32", "iteration path", refers="paths")
     parent: IntArray = column("int32", "execution it was expanded from", refers="executions", optional=True)
-    kind: IntArray = column("uint8", "0 op, 1 copy, 2 expanded from an opaque call", codes=EXECUTION_KINDS)
+    kind: IntArray = column(
+        "uint8",
+        "0 op, 1 copy, 2 expanded from an opaque call, 3 outside a selection: only what others read of it counts",
+        codes=EXECUTION_KINDS,
+    )
     timed: Array = column("bool", "whether its times were measured")
     input_offsets: IntArray = offsets("input")
     input: IntArray = column("int32", "tensor of each live data input, in port order", refers="tensors", ragged="input")
@@ -380,7 +384,9 @@ class Steps(Table):
 
     name = "steps"
     row = "step"
-    structure: IntArray = column("int32", "what it executed; -1 for an untraced step", refers="structures", optional=True)
+    structure: IntArray = column(
+        "int32", "what it executed; -1 for a step that is untraced, or outside a selection", refers="structures", optional=True
+    )
     traced: Array = column("bool", "run under full tracing")
     client_wall_ns: IntArray = column("int64", "time of the call, as the client saw it", unit="ns")
     span_ns: IntArray = column("int64", "first scheduled to last done; 0 for untraced", unit="ns")

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from fathom_trace.errors import TraceError
 from fathom_trace.tables import (
     Allocations,
+    EXECUTION_OUTSIDE,
     Buffers,
     Constants,
     DeviceSpans,
@@ -164,6 +165,11 @@ class Trace:
         return result
 
     def structure_rows(self, structure: int) -> slice:
+    @cached_property
+    def chosen(self) -> NDArray[np.bool_]:
+        """Whether each execution counts: false for what `selecting.select` left out, whose tensors others may still read."""
+        return np.asarray(self.executions.kind != EXECUTION_OUTSIDE)
+
         """The rows of `executions` that belong to one structure."""
         return self.structures.row_values("execution", structure)
 

@@ -62,3 +62,15 @@ def parse_quantity(text: str, unit: str) -> float:
         return float(match.group(1)) * _PREFIX[match.group(2)]
     except ValueError:
         raise OptionError(f"'{text}' is not a quantity in {unit}; write for example 700M{unit}") from None
+
+
+def parse_duration_ns(text: str) -> float:
+    """The duration in `text` in ns: a number with a unit, `50us`, `1.5 s`; `0` needs none.
+
+    Raises:
+        OptionError: it is none.
+    """
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,3})?)\s*(ns|us|ms|s|)\s*", text, re.ASCII)
+    if match is None or (not match[2] and float(match[1])):
+        raise OptionError(f"'{text.strip()}' is no duration; write a number with a unit, for example 50us, 10ms or 1.5s")
+    return float(match[1]) * {"": 1, "ns": 1, "us": NS_PER_US, "ms": NS_PER_MS, "s": NS_PER_S}[match[2]]

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fathom_trace.arguments import add_force, add_json, add_settings, add_trace
+from fathom_trace.arguments import add_force, add_json, add_selection, add_settings, add_trace, choice_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 
 TOP = 8
 
-EXAMPLES = ("fathom-trace export vgg-training.h5 scale-sim", "fathom-trace export vgg-training.h5 scale-sim -o /tmp/vgg --force")
+EXAMPLES = (
+    "fathom-trace export vgg-training.h5 scale-sim",
+    "fathom-trace export vgg-training.h5 scale-sim -o /tmp/vgg --force",
+    "fathom-trace export vgg-training.h5 table --phase forward --layer 'conv*' --step 2",
+)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -26,6 +30,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_settings(parser, "exporter")
     add_force(parser)
     add_json(parser)
+    add_selection(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -42,7 +47,8 @@ def run(arguments: argparse.Namespace) -> int:
     settings = parse_pairs(arguments.settings)
     folder = Path(arguments.output or f"{Path(arguments.file).with_suffix('')}-{name}")
     check_folder(folder, arguments.force, REPORT_NAME)
-    report, found = export(load(Path(arguments.file)), name, folder, settings, arguments.force)
+    choice = choice_of(arguments)
+    report, found = export(load(Path(arguments.file)), name, folder, settings, arguments.force, choice)
     if arguments.json:
         print_json({"folder": folder, "report": report, "totals": report.totals(), "check": found})
     else:
@@ -59,6 +65,10 @@ def _print(report: ExportReport, folder: Path) -> None:
     print(f"{folder}: {len(report.layers)} layers for {report.target.name} {report.target.version}".rstrip())
     for file in report.files:
         print(f"  {file}")
+    if report.selection:
+        from fathom_trace.selecting import describe_selection
+
+        print(f"selected {describe_selection(report.selection)}")
     totals = report.totals()
     rows = [
         (key.removesuffix("_ns"), show(totals[key]["exported"]), show(totals[key]["skipped"]), format_share(_share(totals[key])))

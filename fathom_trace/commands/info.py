@@ -5,15 +5,20 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fathom_trace.arguments import add_json, add_trace
+from fathom_trace.arguments import add_json, add_selection, add_trace, choice_of, selected
 
-EXAMPLES = ("fathom-trace info vgg-training.h5", "fathom-trace info vgg-training.h5 --json")
+EXAMPLES = (
+    "fathom-trace info vgg-training.h5",
+    "fathom-trace info vgg-training.h5 --json",
+    "fathom-trace info vgg-training.h5 --layer 'fc*'",
+)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add_trace(parser)
     add_json(parser)
+    add_selection(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -23,13 +28,17 @@ def run(arguments: argparse.Namespace) -> int:
     from fathom_trace.terminal import plain, print_json, print_pairs
 
     file = Path(arguments.file)
-    trace = load(file)
+    choice = choice_of(arguments)
+    trace, part = selected(load(file), choice)
     summary = summarize(trace, file)
     sizes = {name: len(table) for name, table in trace.tables().items() if len(table)}
     if arguments.json:
-        print_json({**summary.to_dict(), "provenance": trace.provenance, "tables": sizes})
+        selection = {"selection": part.to_dict()} if part else {}
+        print_json({**summary.to_dict(), **selection, "provenance": trace.provenance, "tables": sizes})
     else:
         print_summary(summary)
+        if part:
+            print(f"selected {part}")
         print("\nprovenance")
         print_pairs(
             [(key, _text(key, plain(value))) for key, value in trace.provenance.items() if value not in ("", [], {})], indent="  "

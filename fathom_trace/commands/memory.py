@@ -10,7 +10,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fathom_trace.arguments import add_json, add_trace, at_least
+from fathom_trace.arguments import add_json, add_selection, add_trace, at_least, choice_of, selected
 
 if TYPE_CHECKING:
     from fathom_trace.memory import Memory
@@ -27,6 +27,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_trace(parser)
     parser.add_argument("--top", type=at_least(1), default=10, metavar="N", help="blocks at the peak to list (default: 10)")
     add_json(parser)
+    add_selection(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -35,11 +36,14 @@ def run(arguments: argparse.Namespace) -> int:
     from fathom_trace.store import load
     from fathom_trace.terminal import print_json
 
-    trace = load(Path(arguments.file))
+    choice = choice_of(arguments)
+    trace, part = selected(load(Path(arguments.file)), choice)
     found = memory(trace)
     if arguments.json:
-        print_json(found.to_dict(trace, arguments.top))
+        print_json({**found.to_dict(trace, arguments.top), **({"selection": part.to_dict()} if part else {})})
     else:
+        if part:
+            print(f"selected {part}")
         _print(trace, found, arguments.top)
     return 0
 

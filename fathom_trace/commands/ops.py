@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fathom_trace.arguments import add_json, add_trace, at_least
+from fathom_trace.arguments import add_json, add_selection, add_trace, at_least, choice_of, selected
 
 if TYPE_CHECKING:
     from fathom_trace.profile import Profile, Row
@@ -22,6 +22,7 @@ EXAMPLES = (
     "fathom-trace ops vgg-training.h5",
     "fathom-trace ops vgg-training.h5 --by layer --top 20",
     "fathom-trace ops vgg-training.h5 --csv",
+    "fathom-trace ops vgg-training.h5 --by layer --phase backward --layer 'conv*' --steps 2..4",
     "fathom-trace ops vgg-training.h5 --min-coverage 99",
 )
 
@@ -38,6 +39,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--csv", action="store_true", help="print key,count,time_ns,share,macs,flops,bytes; an unknown cost is empty")
     add_json(form)
+    add_selection(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -48,15 +50,18 @@ def run(arguments: argparse.Namespace) -> int:
     from fathom_trace.store import load
     from fathom_trace.terminal import print_json
 
-    trace = load(Path(arguments.file))
+    choice = choice_of(arguments)
+    trace, part = selected(load(Path(arguments.file)), choice)
     found = profile(trace, by=arguments.by)
     shown = replace(found, rows=found.rows[: arguments.top])
     if arguments.json:
-        print_json(shown.to_dict())
+        print_json({**shown.to_dict(), **({"selection": part.to_dict()} if part else {})})
     elif arguments.csv:
         print(shown.to_csv(), end="")
     else:
         _print(shown, len(found.rows), len(trace.traced_steps))
+        if part:
+            print(f"selected {part}")
     return _judge(found, arguments.min_coverage)
 
 

@@ -84,11 +84,13 @@ class _Finder:
         self._nests: dict[tuple[Any, ...], LoopNest | str] = {}
 
     def candidates(self) -> Iterator[int]:
-        """Executions of convolutions and products; a copy between devices is none."""
+        """Executions of convolutions and products; a copy between devices is none, nor is what lies outside a selection."""
         wanted = np.array([has_nest(op) for op in self.ops], bool)
         nodes = self.trace.executions.node[self.rows.start : self.rows.stop]
         kinds = self.trace.executions.kind[self.rows.start : self.rows.stop]
-        chosen = wanted[nodes] & (kinds != tables.EXECUTION_COPY) if len(nodes) else np.zeros(0, bool)
+        if not len(nodes):
+            return
+        chosen = wanted[nodes] & (kinds != tables.EXECUTION_COPY) & (kinds != tables.EXECUTION_OUTSIDE)
         yield from (np.flatnonzero(chosen) + self.rows.start).tolist()
 
     def nest(self, execution: int) -> LoopNest | str:

@@ -100,6 +100,8 @@ def examine(trace: Trace, execution: int) -> LoopNest | str:
     op, name, attributes = trace.node_ops[node], trace.node_names[node], trace.node_attributes[node]
     if trace.executions.kind[execution] == tables.EXECUTION_COPY:
         return "a copy between devices"
+    if not trace.chosen[execution]:
+        return "it is outside the selection"
     if not has_nest(op):
         return reason_without_nest(op)
     base, padded = base_op(op)

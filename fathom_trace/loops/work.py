@@ -21,7 +21,8 @@ from fathom_trace.units import format_share
 class Work:
     """`groups` are logical layers with something to compute, executions of one node and nest together (a loop runs a node many times).
 
-    `skipped` is everything else of the structure; `durations_ns` are medians over its steps, by row of the structure.
+    `skipped` is everything else of the structure that is in the selection; `durations_ns` are medians over its steps, by row of the
+    structure.
     """
 
     trace: Trace
@@ -45,7 +46,8 @@ class Work:
             ExportError: it does not.
         """
         macs = sum(layer.nest.macs for layer in layers(self.trace, self.structure)[0])
-        report.verify(len(self.durations_ns), float(self.durations_ns.sum()), macs)
+        executions = int(np.count_nonzero(self.trace.chosen[self.trace.structure_rows(self.structure)]))
+        report.verify(executions, float(self.durations_ns.sum()), macs)
 
     def notes(self) -> Iterable[str]:
         """What a report must say of the whole: absent times, MACs that are unknown."""
@@ -84,10 +86,11 @@ def _skipped(work: Work, refused: dict[int, str]) -> Iterable[Skipped]:
     taken = {e for group in work.groups for layer in group for e in layer.executions}
     nodes = trace.executions.node[rows.start : rows.stop].tolist()
     copies = (trace.executions.kind[rows.start : rows.stop] == tables.EXECUTION_COPY).tolist()
+    chosen = trace.chosen[rows].tolist()
     counts: dict[tuple[str, str], int] = defaultdict(int)
     times: dict[tuple[str, str], float] = defaultdict(float)
     for execution, node, copy, time_ns in zip(range(rows.start, rows.stop), nodes, copies, work.durations_ns.tolist(), strict=True):
-        if execution in taken:
+        if execution in taken or not chosen[execution - rows.start]:
             continue
         op = trace.node_ops[node]
         key = op, refused.get(execution) or ("a copy between devices" if copy else reason_without_nest(op))
