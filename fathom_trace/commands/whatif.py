@@ -1,8 +1,12 @@
 """Project what faster operations do to the whole program: Amdahl's law, and replays of the dependencies on the captured workers and on
 unlimited ones, side by side.
 
-A change is SELECTION=FACTOR (10 is ten times faster, inf is free), SELECTION=50us (the time of each execution) or SELECTION=remove.
-A SELECTION is an op type (Conv2D), or kind:NAME, phase:NAME, layer:NAME, name:NAME; * and ? match as in file names.
+A change is SELECTION=FACTOR (10 is ten times faster, inf is free), SELECTION=50us (the time of each execution), SELECTION=remove,
+fuse:A+B (neighbours become one execution), hardware:FILE.yaml (an accelerator takes what it covers) or threads:N. A SELECTION is an op
+type (Conv2D), or kind:NAME, phase:NAME, layer:NAME, device:NAME, name:NAME; * and ? match as in file names; predicate:FILE.py asks
+the function select(execution) of that file, which runs it.
+
+SCENARIOS is a YAML file of named scenarios, each a list of changes.
 """
 
 from __future__ import annotations
@@ -12,54 +16,162 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fathom_trace.arguments import add_json, add_trace, at_least
+from fathom_trace.arguments import add_force, add_json, add_trace, at_least
 
 if TYPE_CHECKING:
     from fathom_trace.trace import Trace
-    from fathom_trace.whatif import Scenario
+    from fathom_trace.whatif import Context, Scenario, Settings
 
 EXAMPLES = (
     "fathom-trace whatif vgg-training.h5 --speedup Conv2D=10 --speedup 'layer:fc*=4'",
+    "fathom-trace whatif vgg-training.h5 scenarios.yaml",
+    "fathom-trace whatif vgg-training.h5 --hardware accelerator.yaml -o projected.h5",
     "fathom-trace whatif vgg-training.h5 --sweep Conv2D=1..1000",
+    "fathom-trace whatif vgg-training.h5 --limits --target 5x",
     "fathom-trace whatif vgg-training.h5 --from vgg-training-scale_sim --clock 700MHz",
+    "fathom-trace whatif one.h5 --speedup threads:2 --scaling one.h5 two.h5",
 )
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add_trace(parser)
+    parser.add_argument("scenarios", nargs="?", metavar="SCENARIOS", help="a YAML file of named scenarios")
+    parser.add_argument("--only", metavar="NAME", help="one scenario of the file, in full")
     parser.add_argument("--speedup", action="append", default=[], metavar="CHANGE", help="a change; several are applied in turn")
+    parser.add_argument("--hardware", metavar="FILE", help="let an accelerator take what it covers; the same as hardware:FILE")
     parser.add_argument(
         "--sweep", metavar="SELECTION=LOW..HIGH", help="print the curve over a range of factors, on top of the changes"
     )
+    parser.add_argument(
+        "--limits", action="store_true", help="what each kind and layer would give if it were free, and what dominates next"
+    )
+    parser.add_argument("--target", metavar="FACTOR", help="the fewest kinds that must get faster for this speedup of the whole (5x)")
+    parser.add_argument("--faster", metavar="FACTOR", default="inf", help="how much faster, for --target (default: inf, free)")
+    parser.add_argument("--scaling", nargs="+", default=[], metavar="TRACE", help="captures at several --threads, for threads:N")
     parser.add_argument("--from", dest="export", metavar="DIR", help="take times from the simulator that ran this export")
     parser.add_argument("--results", metavar="PATH", help="what the simulator wrote (default: DIR/results)")
     parser.add_argument("--clock", default="1GHz", metavar="F", help="the simulated clock (default: 1GHz)")
     parser.add_argument("--workers", type=at_least(1), metavar="N", help="workers of the replay (default: as captured)")
     parser.add_argument("--priority", default="captured", help="what a free worker takes first: captured (default) or critical-path")
-    parser.add_argument("--top", type=at_least(1), default=10, metavar="N", help="op types to list (default: 10)")
-    add_json(parser)
+    parser.add_argument("--top", type=at_least(1), default=10, metavar="N", help="rows to list (default: 10)")
+    output = parser.add_argument_group("output")
+    output.add_argument("-o", "--output", metavar="FILE", help="write the projected step as a trace: .h5 or .pb")
+    add_force(output)
+    add_json(output)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Project and print."""
-    from fathom_trace.store import load
+    from fathom_trace.destination import check_file
+    from fathom_trace.store import load, save
     from fathom_trace.terminal import print_json
     from fathom_trace.whatif import Settings, parse_scenario, parse_sweep, project, project_sweep, render, render_curve
 
-    scenario = parse_scenario(arguments.speedup)
+    _refuse_together(arguments)
+    context = scaling_context(arguments)
+    scenario = parse_scenario(arguments.speedup, context)
+    named = named_scenarios(arguments, context)
     sweep = parse_sweep(arguments.sweep) if arguments.sweep else None
     settings = Settings(workers=arguments.workers, priority=arguments.priority)
+    file = check_file(Path(arguments.output), arguments.force) if arguments.output else None
     trace = load(Path(arguments.file))
     if arguments.export:
         scenario = simulated(trace, arguments).then(*scenario.changes)
+    if arguments.hardware:
+        scenario = scenario.then(*parse_scenario([f"hardware:{arguments.hardware}"], context).changes)
+    if arguments.limits or arguments.target:
+        return _limits(trace, arguments, scenario, settings)
+    if named is not None and not arguments.only:
+        return _compare(trace, arguments, {name: scenario.then(*each.changes) for name, each in named.items()}, settings)
+    if named is not None:
+        scenario = scenario.then(*named[arguments.only].changes)
     if sweep is None:
         projection = project(trace, scenario, settings)
+        if file is not None:
+            save(projection.to_trace(), file, force=arguments.force)
         print_json(projection.to_dict()) if arguments.json else print(render(projection, arguments.top), end="")
+        if file is not None and not arguments.json:
+            print(f"\nprojected step: {file}")
     else:
         curve = project_sweep(trace, sweep, scenario, settings)
         unicode = "utf" in (sys.stdout.encoding or "").lower()
         print_json(curve.to_dict()) if arguments.json else print(render_curve(curve, unicode), end="")
+    return 0
+
+
+def _refuse_together(arguments: argparse.Namespace) -> None:
+    """Raise `OptionError` for what contradicts: each of these prints something of its own."""
+    from fathom_trace.errors import OptionError
+
+    several = arguments.scenarios and not arguments.only
+    chosen = {
+        "a scenario file without --only": several, "--sweep": arguments.sweep, "--limits or --target": arguments.limits or arguments.target,
+    }  # fmt: skip
+    asked = [name for name, wanted in chosen.items() if wanted]
+    if len(asked) > 1:
+        raise OptionError(f"{' and '.join(asked)} cannot be asked for at once; run the command for each")
+    if arguments.output and asked:
+        raise OptionError(f"-o writes one projected step, and {asked[0]} has several; leave one of them out")
+    if arguments.only and not arguments.scenarios:
+        raise OptionError("--only picks a scenario of a file; give the file after the trace")
+
+
+def scaling_context(arguments: argparse.Namespace) -> Context:
+    """The folder that file names start from, and the scaling model of `--scaling`."""
+    from fathom_trace.store import load
+    from fathom_trace.whatif import Context, fit_scaling
+
+    model = fit_scaling([load(Path(file)) for file in arguments.scaling]) if arguments.scaling else None
+    return Context(Path(), model)
+
+
+def named_scenarios(arguments: argparse.Namespace, context: Context) -> dict[str, Scenario] | None:
+    """The scenarios of the file, if one was given.
+
+    Raises:
+        ScenarioError: the file is wrong.
+        UnknownNameError: `--only` names none of them.
+    """
+    from fathom_trace.errors import UnknownNameError
+    from fathom_trace.whatif import read_scenarios
+
+    if not arguments.scenarios:
+        return None
+    named = read_scenarios(Path(arguments.scenarios), context)
+    if arguments.only and arguments.only not in named:
+        raise UnknownNameError(f"scenario in {arguments.scenarios}", arguments.only, named)
+    return named
+
+
+def _compare(trace: Trace, arguments: argparse.Namespace, named: dict[str, Scenario], settings: Settings) -> int:
+    from fathom_trace.errors import ScenarioError
+    from fathom_trace.terminal import print_json
+    from fathom_trace.whatif import project_all, render_comparison
+
+    try:
+        comparison = project_all(trace, named, settings)
+    except ScenarioError as error:
+        raise ScenarioError(f"{arguments.scenarios}: {error}") from None
+    print_json(comparison.to_dict()) if arguments.json else print(render_comparison(comparison), end="")
+    return 0
+
+
+def _limits(trace: Trace, arguments: argparse.Namespace, scenario: Scenario, settings: Settings) -> int:
+    from fathom_trace.terminal import print_json
+    from fathom_trace.whatif import find_limits, find_target, render_limits, render_target
+    from fathom_trace.whatif.limits import parse_factor
+
+    target, faster = parse_factor(arguments.target or "1x", "--target"), parse_factor(arguments.faster, "--faster")
+    limits = find_limits(trace, settings, scenario) if arguments.limits else None
+    reached = find_target(trace, target, settings, scenario, faster=faster) if arguments.target else None
+    if arguments.json:
+        found: dict[str, object] = limits.to_dict() if limits else {}
+        print_json({**found, **({"target": reached.to_dict()} if reached else {})})
+        return 0
+    parts = [render_limits(limits, arguments.top)] if limits else []
+    parts += [render_target(reached)] if reached else []
+    print("\n".join(parts), end="")
     return 0
 
 

@@ -18,7 +18,7 @@ from fathom_trace.tables import FRAME_LOOP
 from fathom_trace.trace import Trace
 from fathom_trace.whatif.amdahl import total_ns
 from fathom_trace.whatif.recording import Float, Recording, record
-from fathom_trace.whatif.replay import CAPTURED, PRIORITIES, makespans_ns, replay_lanes
+from fathom_trace.whatif.replay import BATCH_VALUES, CAPTURED, PRIORITIES, makespans_ns, replay_lanes
 from fathom_trace.whatif.scenario import Times
 from fathom_trace.whatif.selection import Executed, NodeLabels, executed
 
@@ -86,12 +86,25 @@ class Base:
 
     def totals_ns(self, scenarios: Sequence[Times]) -> Float:
         """What each scenario takes, `[3, scenarios]`: by Amdahl, replayed on the workers, replayed on unlimited workers."""
-        duration, gap = np.stack([t.duration_ns for t in scenarios]), np.stack([t.gap_ns for t in scenarios])
+        totals = np.zeros((3, len(scenarios)))
+        plain = [k for k, times in enumerate(scenarios) if times.transfers is None]
+        batch = max(1, BATCH_VALUES // max(len(self.recording), 1))
+        for at in range(0, len(plain), batch):
+            part = plain[at : at + batch]
+            duration = np.stack([scenarios[k].duration_ns for k in part])
+            totals[:, part] = self._totals(self.recording, duration, np.stack([scenarios[k].gap_ns for k in part]))
+        for k, times in enumerate(scenarios):
+            if times.transfers is not None:
+                wider = times.replayed(self.recording)
+                totals[:, k] = self._totals(wider.recording, wider.duration_ns[None], wider.gap_ns[None])[:, 0]
+        return totals
+
+    def _totals(self, recording: Recording, duration_ns: Float, gap_ns: Float) -> Float:
         return np.stack(
             [
-                total_ns(duration, self.idle_ns),
-                makespans_ns(self.recording, duration, gap, self.workers, self.priority),
-                makespans_ns(self.recording, duration, gap),
+                total_ns(duration_ns, self.idle_ns),
+                makespans_ns(recording, duration_ns, gap_ns, self.workers, self.priority),
+                makespans_ns(recording, duration_ns, gap_ns),
             ]
         )
 

@@ -5,6 +5,7 @@ All three start from one recording: medians over the traced steps of each execut
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 
@@ -13,15 +14,22 @@ import numpy as np
 from fathom_trace.trace import Trace
 from fathom_trace.whatif.amdahl import ratio
 from fathom_trace.whatif.baseline import Base, Baseline, Settings, base_of
-from fathom_trace.whatif.recording import Bool, Float, Recording
+from fathom_trace.whatif.recording import Bool, Float, Int64, Recording
 from fathom_trace.whatif.replay import Schedule, critical_path, replay_unlimited, replay_workers
-from fathom_trace.whatif.scenario import Scenario, Times
+from fathom_trace.whatif.scenario import Replayed, Scenario, Times
+from fathom_trace.whatif.selection import Executed
 
 SAME = 1e-3
 """Speedups that differ by less than this, relatively, are said to coincide."""
 
 AMDAHL, REPLAY, UNLIMITED = "amdahl", "replay", "unlimited"
 METHODS = (AMDAHL, REPLAY, UNLIMITED)
+
+TRANSFER = "(transfer)"
+"""The op type of copies between host and accelerator."""
+
+LONGEST = 50
+"""Executions of the critical path that `to_dict` lists."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +79,20 @@ class OpTime:
 
 
 @dataclass(frozen=True)
+class Critical:
+    """One execution of the critical path: how long it lasts there, and what passes between the one before it and its start.
+
+    `execution` is a row of the trace's `executions`; -1 is a copy between host and accelerator.
+    """
+
+    execution: int
+    name: str
+    op: str
+    gap_ns: float
+    time_ns: float
+
+
+@dataclass(frozen=True)
 class Projection:
     """What a scenario does to a step; `render` prints it."""
 
@@ -92,6 +114,17 @@ class Projection:
     notes: tuple[str, ...]
     recording: Recording = field(repr=False, compare=False)
     times: Times = field(repr=False, compare=False)
+    executed: Executed = field(repr=False, compare=False)
+
+    @property
+    def makespan_ns(self) -> float:
+        """What the step takes after the changes, replayed on the workers."""
+        return self.replay.after_ns
+
+    @property
+    def speedup(self) -> float:
+        """Of the whole step, replayed on the workers."""
+        return self.replay.speedup
 
     @property
     def estimates(self) -> tuple[Estimate, Estimate, Estimate]:
@@ -99,9 +132,53 @@ class Projection:
         return self.amdahl, self.replay, self.unlimited
 
     @cached_property
+    def replayed(self) -> Replayed:
+        """The changed step: what is replayed, copies to and from an accelerator included."""
+        return self.times.replayed(self.recording)
+
+    @cached_property
     def schedule(self) -> Schedule:
-        """The changed step on the workers: when each execution runs, and where."""
-        return replay_workers(self.recording, self.workers, self.times.duration_ns, self.times.gap_ns, self.priority)
+        """The changed step on the workers: when each execution runs, and where. `replayed.at` says which are the trace's executions."""
+        changed = self.replayed
+        return replay_workers(changed.recording, self.workers, changed.duration_ns, changed.gap_ns, self.priority)
+
+    @cached_property
+    def critical_path(self) -> tuple[Critical, ...]:
+        """A longest path of the changed step on unlimited workers, first execution first; its parts add up to `unlimited.after_ns`."""
+        changed = self.replayed
+        schedule = replay_unlimited(changed.recording, changed.duration_ns, changed.gap_ns)
+        path = critical_path(changed.recording, schedule, changed.gap_ns)
+        original = {place: local for local, place in enumerate(changed.at.tolist())}
+        ends = [*(float(schedule.end_ns[place]) for place in path[:-1]), float(schedule.done_ns.max(initial=0.0))]
+        names, ops = self.executed.labels["op"], self.executed.labels["op"]
+        if "name" in self.executed.labels:
+            names = self.executed.labels["name"]
+        result, before = [], 0.0
+        for place, end in zip(path, ends, strict=True):
+            local = original.get(place, -1)
+            node = int(self.executed.nodes[local]) if local >= 0 else -1
+            start = float(schedule.start_ns[place])
+            result.append(
+                Critical(
+                    execution=self.executed.first + local if local >= 0 else -1,
+                    name=names[node] if node >= 0 else TRANSFER,
+                    op=ops[node] if node >= 0 else TRANSFER,
+                    gap_ns=start - before,
+                    time_ns=end - start,
+                )
+            )
+            before = end
+        return tuple(result)
+
+    def to_trace(self) -> Trace:
+        """The changed step as a trace of one step, with the times of the replay on the workers; `projected.py` says what it holds.
+
+        Raises:
+            ScenarioError: the projection was not made from a trace.
+        """
+        from fathom_trace.whatif.projected import projected_trace
+
+        return projected_trace(self)
 
     def to_dict(self) -> dict[str, object]:
         """For JSON: times in ns, shares of one; a speedup without bound is None."""
@@ -114,6 +191,12 @@ class Projection:
             "baseline": self.baseline.to_dict(),
             "selected": [asdict(s) for s in self.selected],
             "untouched_share": self.untouched_share,
+            "makespan_ns": self.makespan_ns,
+            "speedup": finite(self.speedup),
+            "critical_path": {
+                "executions": len(self.critical_path),
+                "longest": [asdict(c) for c in sorted(self.critical_path, key=lambda c: -c.time_ns)[:LONGEST]],
+            },
             "estimates": [asdict(e) | {"speedup": finite(e.speedup), "limit": finite(e.limit)} for e in self.estimates],
             "ops": [asdict(o) for o in self.ops],
             "coincide": list(self.coincide),
@@ -144,28 +227,31 @@ def project(trace: Trace, scenario: Scenario, settings: Settings | None = None) 
         priority=base.priority,
         executions=len(base.recording),
         baseline=base.baseline,
-        selected=tuple(Selected(str(c), int(mask.sum()), _share(duration, mask)) for c, mask in changes),
-        untouched_share=_share(duration, ~times.changed),
+        selected=tuple(Selected(str(c), int(mask.sum()), share_of(duration, mask)) for c, mask in changes),
+        untouched_share=share_of(duration, ~times.changed),
         amdahl=amdahl,
         replay=replay,
         unlimited=unlimited,
         ops=_op_times(base.recording, base.executed.names("op"), times),
         coincide=_coinciding(amdahl, replay, unlimited, base.workers),
-        notes=(*base.notes, *overlap_notes(times), *_anomaly_notes(replay)),
+        notes=(*base.notes, *overlap_notes(times), *times.notes, *anomaly_notes(replay)),
         recording=base.recording,
         times=times,
+        executed=base.executed,
     )
 
 
-def estimates(base: Base, scenarios: list[Times], limit: Times) -> list[tuple[Estimate, Estimate, Estimate]]:
-    """The three estimates of each scenario; `limit` is what all of them tend to."""
-    before, at_most = base.totals_ns([base.unchanged])[:, 0], base.totals_ns([limit])[:, 0]
+def estimates(base: Base, scenarios: Sequence[Times], limits: Times | Sequence[Times]) -> list[tuple[Estimate, Estimate, Estimate]]:
+    """The three estimates of each scenario; `limits` is what each (or all of them) tends to."""
+    before = base.totals_ns([base.unchanged])[:, 0]
+    at_most = base.totals_ns([limits] if isinstance(limits, Times) else limits)
+    at_most = np.broadcast_to(at_most, (len(METHODS), len(scenarios)))
     result = []
-    for times, after in zip(scenarios, base.totals_ns(scenarios).T, strict=True):
-        no_slower = bool(np.all(times.duration_ns <= base.recording.duration_ns))
+    for times, after, least in zip(scenarios, base.totals_ns(scenarios).T, at_most.T, strict=True):
+        no_slower = bool(np.all(times.duration_ns <= base.recording.duration_ns)) and times.transfer_ns == 0
         longer = (after > before * (1 + 1e-9)).tolist()
         amdahl, replay, unlimited = (
-            Estimate(method, float(before[k]), float(after[k]), float(at_most[k]), anomaly=no_slower and longer[k])
+            Estimate(method, float(before[k]), float(after[k]), float(least[k]), anomaly=no_slower and longer[k])
             for k, method in enumerate(METHODS)
         )
         result.append((amdahl, replay, unlimited))
@@ -182,30 +268,38 @@ def overlap_notes(times: Times) -> list[str]:
     return [f"executions that more than one change selects, and that they change in turn: {times.overlap}"] if times.overlap else []
 
 
-def _share(duration_ns: Float, mask: Bool) -> float:
+def share_of(duration_ns: Float, mask: Bool) -> float:
+    """Share of all op time that is in `mask`; 0 where there is none."""
     whole = float(duration_ns.sum())
     return float(duration_ns[mask].sum()) / whole if whole > 0 else 0.0
 
 
 def _op_times(recording: Recording, ops: list[str], times: Times) -> tuple[OpTime, ...]:
-    names, group = np.unique(np.array(ops, dtype=np.str_), return_inverse=True)
+    changed = times.replayed(recording)
+    all_ops = np.full(len(changed.recording), TRANSFER, dtype=object)
+    all_ops[changed.at] = ops
+    names, group_after = np.unique(all_ops.astype(np.str_), return_inverse=True)
+    group_before = group_after[changed.at]
 
-    def per_op(weights: Float) -> Float:
+    def per_op(group: Int64, weights: Float) -> Float:
         return np.bincount(group, weights, minlength=len(names)).astype(np.float64)
 
     def shares(values: Float) -> Float:
         whole = float(values.sum())
         return values / whole if whole > 0 else values
 
-    def critical(duration: Float, gap: Float) -> Float:
-        path = critical_path(recording, replay_unlimited(recording, duration, gap), gap)
-        spent = np.zeros(len(recording))
+    def critical(of: Recording, group: Int64, duration: Float, gap: Float) -> Float:
+        path = critical_path(of, replay_unlimited(of, duration, gap), gap)
+        spent = np.zeros(len(of))
         spent[path] = duration[path]
-        return shares(per_op(spent))
+        return shares(per_op(group, spent))
 
-    counts = np.bincount(group, minlength=len(names))
-    before, after = per_op(recording.duration_ns), per_op(times.duration_ns)
-    paths = critical(recording.duration_ns, recording.gap_ns), critical(times.duration_ns, times.gap_ns)
+    counts = np.bincount(group_after, minlength=len(names))
+    before, after = per_op(group_before, recording.duration_ns), per_op(group_after, changed.duration_ns)
+    paths = (
+        critical(recording, group_before, recording.duration_ns, recording.gap_ns),
+        critical(changed.recording, group_after, changed.duration_ns, changed.gap_ns),
+    )
     columns = [c.tolist() for c in (counts, before, after, shares(before), shares(after), *paths)]
     rows = [OpTime(name, *values) for name, *values in zip(names.tolist(), *columns, strict=True)]
     return tuple(sorted(rows, key=lambda row: (-row.after_ns, -row.before_ns, row.op)))
@@ -225,7 +319,8 @@ def _coinciding(amdahl: Estimate, replay: Estimate, unlimited: Estimate, workers
     return (f"all three coincide: {amdahl.speedup:.3g}x",) if len(found) == 3 else tuple(f"{text} coincide" for text in found)
 
 
-def _anomaly_notes(replay: Estimate) -> list[str]:
+def anomaly_notes(replay: Estimate) -> list[str]:
+    """Says when more speed made the schedule longer."""
     if not replay.anomaly:
         return []
     return [f"scheduling anomaly: nothing got slower, yet the schedule takes {replay.after_ns / replay.before_ns:.4g} times as long"]

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 from fathom_trace.units import format_ns, format_share
 from fathom_trace.whatif.baseline import Baseline
+from fathom_trace.whatif.compare import Comparison
+from fathom_trace.whatif.limits import Limits, Target
 from fathom_trace.whatif.projection import AMDAHL, REPLAY, UNLIMITED, Projection, workers_text
 from fathom_trace.whatif.sweep import Curve
 
@@ -61,6 +63,83 @@ def render_curve(curve: Curve, unicode: bool = True) -> str:
     lines += _table(["factor", "Amdahl", workers_text(curve.workers), "unlimited", ""], rows, left=(4,))
     lines += ["", *_baseline(curve.baseline)]
     return "\n".join(lines + _notes(curve.notes)) + "\n"
+
+
+def render_comparison(comparison: Comparison) -> str:
+    """The scenarios as a table, one line each: the step after the changes, replayed, and the three speedups."""
+    rows = [
+        [
+            s.name, str(s.executions), format_share(1 - s.untouched_share), format_ns(s.replay.after_ns),
+            *(format_factor(e.speedup) for e in s.estimates), format_factor(s.replay.limit),
+        ]
+        for s in comparison.scenarios
+    ]  # fmt: skip
+    now = format_ns(comparison.scenarios[0].replay.before_ns) if comparison.scenarios else "-"
+    on = workers_text(comparison.workers)
+    lines = [f"{comparison.title}: {len(rows)} scenarios of a step that takes {now} replayed on {on}", ""]
+    lines += _table(["scenario", "executions", "op time", "then", "Amdahl", on, "unlimited", "at most"], rows)
+    lines += ["", *_baseline(comparison.baseline)]
+    notes = [*comparison.notes, *(f"{s.name}: {note}" for s in comparison.scenarios for note in s.notes)]
+    return "\n".join(lines + _notes(notes)) + "\n"
+
+
+def render_limits(limits: Limits, top: int = 10) -> str:
+    """The limits of the `top` kinds and layers, and what dominates as each kind gets faster."""
+    on = workers_text(limits.workers)
+    lines = [f"{limits.title}: limits, {_changed(limits.scenario)}", ""]
+    lines += [f"replayed on {on}: {format_ns(limits.before_ns)}, {format_share(limits.idle_share)} of it in no op", ""]
+    for noun, rows in (("kind", limits.kinds), ("layer", limits.layers)):
+        if not rows:
+            continue
+        lines += _table(
+            [noun, "executions", "time", "share", "if free: Amdahl", on, "unlimited"],
+            [
+                [
+                    r.name,
+                    str(r.executions),
+                    format_ns(r.time_ns),
+                    format_share(r.share),
+                    *map(format_factor, (r.amdahl, r.replay, r.unlimited)),
+                ]
+                for r in rows[:top]
+            ],
+        )
+        lines += [f"and {len(rows) - top} more"] if len(rows) > top else []
+        lines.append("")
+    lines += ["what has most of the step's time, and of the critical path's op time, as one kind gets faster"]
+    moves = []
+    for migration in limits.migrations[:top]:
+        for k, point in enumerate(migration.points):
+            before = migration.points[k - 1] if k else None
+            last = k == len(migration.points) - 1
+            if last or before is None or (before.kind, before.on_path) != (point.kind, point.on_path):
+                on_path = f"{point.on_path} {format_share(point.on_path_share)}" if point.on_path else "-"
+                most = f"{point.kind} {format_share(point.share)}"
+                moves.append([migration.kind if not k else "", f"{point.factor:g}x", format_factor(point.speedup), most, on_path])
+    lines += _table(["kind", "faster", "step", "most time", "on the path"], moves, left=(0, 3, 4))
+    return "\n".join(lines + _notes(limits.notes)) + "\n"
+
+
+def render_target(target: Target) -> str:
+    """Which kinds must get faster for the target."""
+    wanted = "free" if math.isinf(target.faster) else f"{target.faster:g}x faster"
+    on = workers_text(target.workers)
+    lines = [f"{target.title}: {format_factor(target.target)} for the whole on {on}, {_changed(target.scenario)}"]
+    if not target.reached:
+        lines.append(f"out of reach: with every kind {wanted} it is {format_factor(target.speedup)}")
+        return "\n".join(lines) + "\n"
+    count = len(target.kinds)
+    tried = f"{target.tried} sets replayed"
+    how = f"the fewest that do; {tried}" if target.exact else f"found greedily, fewer may do; {tried}"
+    lines.append(f"{count} kind{'' if count == 1 else 's'} must be {wanted}: {', '.join(target.kinds)} ({how})")
+    lines.append(f"then {format_ns(target.after_ns)} of {format_ns(target.before_ns)}: {format_factor(target.speedup)}")
+    if target.alternatives:
+        lines.append(f"other sets of {count} that do: {target.alternatives}")
+    return "\n".join(lines) + "\n"
+
+
+def _changed(scenario: str) -> str:
+    return "as captured" if scenario == "nothing changed" else f"on top of {scenario}"
 
 
 def format_factor(value: float) -> str:

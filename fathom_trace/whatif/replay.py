@@ -12,13 +12,18 @@
   iterations is dropped.
 
 `makespans_ns` takes many scenarios at once, `[scenarios, executions]`, in one pass over the dependencies; one scenario runs in a plain
-loop over lists. Both do the same floating-point operations in the same order, so they agree to the last bit.
+loop over lists. Beyond `COMPILED_VALUES` executions x scenarios the loops are compiled by numba, if it is installed (the extra `fast`);
+importing it takes longer than small work. All do the same floating-point operations in the same order, so they agree to the last bit.
 """
 
 from __future__ import annotations
 
 import heapq
+import importlib
+import importlib.util
 from dataclasses import dataclass
+from functools import cache
+from types import ModuleType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +36,9 @@ PRIORITIES = (CAPTURED, CRITICAL_PATH)
 
 BATCH_VALUES = 4_000_000
 """Scenarios x executions that one vectorised pass holds, in a few arrays of 8 bytes each."""
+
+COMPILED_VALUES = 1_000_000
+"""Scenarios x executions from which on compiled loops pay for the import of numba."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,6 +154,9 @@ def makespans_ns(
     gap = np.broadcast_to(gap, duration_ns.shape)
     if workers == 1:
         return np.asarray((np.ascontiguousarray(gap) + duration_ns).sum(axis=1))
+    fast = compiled() if duration_ns.size >= COMPILED_VALUES else None
+    if fast is not None:
+        return _compiled_makespans(fast, recording, duration_ns, gap, workers, priority)
     if workers is not None:
         pairs = zip(duration_ns, gap, strict=True)
         return np.array([replay_workers(recording, workers, d, g, priority).makespan_ns for d, g in pairs])
@@ -154,6 +165,41 @@ def makespans_ns(
     batch = max(2, BATCH_VALUES // max(len(recording), 1))
     parts = [slice(at, at + batch) for at in range(0, len(duration_ns), batch)]
     return np.concatenate([np.zeros(0), *(_unlimited_pass(recording, duration_ns[p], gap[p]) for p in parts)])
+
+
+@cache
+def compiled() -> ModuleType | None:
+    """The compiled loops; None where numba is not installed."""
+    if importlib.util.find_spec("numba") is None:
+        return None
+    return importlib.import_module("fathom_trace.whatif.compiled")
+
+
+def _compiled_makespans(
+    fast: ModuleType, recording: Recording, duration: Float, gap: Float, workers: int | None, priority: str
+) -> Float:
+    """`makespans_ns` by compiled loops."""
+    depends, tail, base = recording.dependencies, recording.tail_ns, recording.duration_ns
+    duration = np.ascontiguousarray(duration, np.float64)
+    if workers is None:
+        gaps = np.ascontiguousarray(gap[:1] if gap.strides[0] == 0 else gap, np.float64)
+        return np.asarray(fast.longest_paths(depends.offsets, depends.producer, base, tail, duration, gaps))
+    if workers < 1:
+        raise ScenarioError(f"cannot replay on {workers} workers; give 1 or more")
+    if priority not in PRIORITIES:
+        raise UnknownNameError("priority", priority, PRIORITIES)
+    count = len(recording)
+    consumers = np.repeat(np.arange(count), np.diff(depends.offsets))
+    by_producer = np.argsort(depends.producer, kind="stable")
+    offsets = np.searchsorted(depends.producer[by_producer], np.arange(count + 1)).astype(np.int64)
+    consumer, waits = consumers[by_producer], np.diff(depends.offsets)
+    result = np.zeros(len(duration))
+    for k, (took, before) in enumerate(zip(duration, np.ascontiguousarray(gap, np.float64), strict=True)):
+        body, order = recording.bodies_ns(took), recording.order
+        if priority == CRITICAL_PATH:
+            order = np.argsort(-fast.paths_ahead(offsets, consumer, before, took, body), kind="stable")
+        result[k] = fast.list_makespan(offsets, consumer, waits, order, before, took, body, min(workers, max(count, 1)))
+    return result
 
 
 def critical_path(recording: Recording, schedule: Schedule, gap_ns: Float | None = None) -> list[int]:

@@ -7,6 +7,10 @@ As text one change each, in the order given. A later change starts from what ear
     Conv2D=inf         free, but still dispatched
     Conv2D=50us        50 us each
     kind:pooling=remove   gone, dispatch included
+    predicate:mine.py=4   what a function of yours selects (`predicate.py`: opening the file runs it)
+    fuse:BiasAdd+Relu  each such producer and consumer as one execution (`fusion.py` says how long it takes)
+    hardware:accelerator.yaml   what a described accelerator covers runs there (`accelerator.py`)
+    threads:2          each op on that many threads (`scaling.py`: by a model fitted from captures)
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -23,13 +28,25 @@ from numpy.typing import NDArray
 from fathom_trace.errors import ScenarioError
 from fathom_trace.trace import Trace
 from fathom_trace.units import NS_PER_MS, NS_PER_S, NS_PER_US
-from fathom_trace.whatif.recording import Bool, Float, Recording
+from fathom_trace.whatif.accelerator import PREFIX as HARDWARE
+from fathom_trace.whatif.accelerator import Accelerate, read_accelerator
+from fathom_trace.whatif.fusion import PREFIX as FUSE
+from fathom_trace.whatif.fusion import parse_fuse
+from fathom_trace.whatif.predicate import PREFIX as PREDICATE
+from fathom_trace.whatif.predicate import Predicate
+from fathom_trace.whatif.recording import Bool, Float, Int64, Recording
+from fathom_trace.whatif.scaling import PREFIX as THREADS
+from fathom_trace.whatif.scaling import ScalingModel, parse_threads
 from fathom_trace.whatif.selection import Executed, Selection, parse_selection
+from fathom_trace.whatif.transfers import Transfers, places, with_transfers
 
 LEAST_FACTOR, MOST_FACTOR = 1e-6, 1e12
 """Between them a factor says something about hardware; beyond them, only infinity does."""
 
 _UNITS_NS = {"ns": 1, "us": NS_PER_US, "ms": NS_PER_MS, "s": NS_PER_S}
+
+
+Selector = Selection | Predicate
 
 
 class Change(Protocol):
@@ -47,7 +64,7 @@ class Change(Protocol):
 class Speedup:
     """The selected executions run `factor` times faster; infinite: they take no time but are still dispatched."""
 
-    selection: Selection
+    selection: Selector
     factor: float
 
     def __post_init__(self) -> None:
@@ -72,7 +89,7 @@ class Speedup:
 class SetTime:
     """The selected executions take `time_ns` each."""
 
-    selection: Selection
+    selection: Selector
     time_ns: float
 
     def __post_init__(self) -> None:
@@ -93,7 +110,7 @@ class SetTime:
 class Remove:
     """The selected executions vanish with their dispatch; what depended on them waits for what they waited for."""
 
-    selection: Selection
+    selection: Selector
 
     def __str__(self) -> str:
         return f"{self.selection}=remove"
@@ -151,8 +168,21 @@ class Scenario:
             ScenarioError: a change selects nothing that ran.
         """
         duration, gap = recording.duration_ns.copy(), recording.gap_ns.copy()
-        masks = tuple(change.apply(among, duration, gap) for change in self.changes)
-        return Times(duration, gap, masks)
+        masks: list[Bool] = []
+        notes: list[str] = []
+        transfers: Transfers | None = None
+        for change in self.changes:
+            if isinstance(change, Accelerate):
+                if transfers is not None:
+                    raise ScenarioError(f"'{change}' is a second accelerator; a scenario has one")
+                placement = change.place(among)
+                duration[placement.covered] = placement.time_ns[placement.covered]
+                masks.append(placement.covered)
+                notes += placement.notes
+                transfers = placement.transfers
+            else:
+                masks.append(change.apply(among, duration, gap))
+        return Times(duration, gap, tuple(masks), transfers, tuple(notes))
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,6 +192,9 @@ class Times:
     duration_ns: Float
     gap_ns: Float
     masks: tuple[NDArray[np.bool_], ...]
+    transfers: Transfers | None = None
+    """Copies that come on top, where a change moves executions to an accelerator."""
+    notes: tuple[str, ...] = ()
 
     @property
     def changed(self) -> Bool:
@@ -173,22 +206,66 @@ class Times:
         """How many executions more than one change selected."""
         return int(np.count_nonzero(np.sum(self.masks, axis=0) > 1)) if self.masks else 0
 
+    @property
+    def transfer_ns(self) -> float:
+        """Time of all copies."""
+        return self.transfers.total_ns if self.transfers is not None else 0.0
+
     def limit(self) -> Times:
-        """The same with every changed execution free."""
-        return Times(np.where(self.changed, 0.0, self.duration_ns), self.gap_ns, self.masks)
+        """The same with every changed execution free; copies stay."""
+        return Times(np.where(self.changed, 0.0, self.duration_ns), self.gap_ns, self.masks, self.transfers, self.notes)
+
+    def replayed(self, recording: Recording) -> Replayed:
+        """What there is to replay: the recording with the copies as executions of their own, and the times for it."""
+        if self.transfers is None or not len(self.transfers):
+            return Replayed(recording, self.duration_ns, self.gap_ns, np.arange(len(recording), dtype=np.int64))
+        at, _ = places(len(recording), self.transfers)
+        wider = with_transfers(recording, self.transfers)
+        duration, gap = wider.duration_ns.copy(), wider.gap_ns.copy()
+        duration[at], gap[at] = self.duration_ns, self.gap_ns
+        return Replayed(wider, duration, gap, at)
 
 
-def parse_change(text: str) -> Change:
-    """The change that `text` describes: `SELECTION=FACTOR`, `SELECTION=TIME` or `SELECTION=remove`.
+@dataclass(frozen=True, eq=False)
+class Replayed:
+    """A recording and the times to replay it with; `at` is where each execution of the original recording stands."""
+
+    recording: Recording
+    duration_ns: Float
+    gap_ns: Float
+    at: Int64
+
+
+@dataclass(frozen=True)
+class Context:
+    """What the text of a scenario may refer to: the folder that file names start from, and the scaling model of `threads:`."""
+
+    folder: Path = Path()
+    scaling: ScalingModel | None = None
+
+
+def parse_change(text: str, context: Context | None = None) -> Change:
+    """The change that `text` describes.
 
     Raises:
-        ScenarioError: it is none of them.
+        ScenarioError: it is none; `scenario.py` begins with what there is.
     """
+    context = context or Context()
+    given = text.strip()
+    if given.startswith(FUSE):
+        return parse_fuse(given)
+    if given.startswith(HARDWARE):
+        name = given.removeprefix(HARDWARE).strip()
+        if not name:
+            raise ScenarioError(f"'{text}' names no file; write for example hardware:accelerator.yaml")
+        return Accelerate(read_accelerator(context.folder / name), name)
+    if given.startswith(THREADS):
+        return parse_threads(given, context.scaling)
     name, sign, value = text.rpartition("=")
     value = value.strip()
     if not sign or not name.strip():
         raise ScenarioError(f"'{text}' is not a speedup; write for example Conv2D=10")
-    selection = parse_selection(name)
+    selection = _selector(name, context)
     if value == "remove":
         return Remove(selection)
     match = re.fullmatch(r"(.*?)(ns|us|ms|s)", value)
@@ -197,20 +274,30 @@ def parse_change(text: str) -> Change:
     return Speedup(selection, number(value.removesuffix("x"), text))
 
 
-def parse_scenario(texts: Sequence[str]) -> Scenario:
+def _selector(text: str, context: Context) -> Selector:
+    name = text.strip()
+    if name.startswith(PREDICATE):
+        return Predicate(context.folder / name.removeprefix(PREDICATE).strip())
+    return parse_selection(text)
+
+
+def parse_scenario(texts: Sequence[str], context: Context | None = None) -> Scenario:
     """The scenario of several changes.
 
     Raises:
         ScenarioError: one of them is malformed, or two have the same selection.
     """
-    seen: dict[Selection, str] = {}
+    seen: dict[Selector, str] = {}
+    changes: list[Change] = []
     for text in texts:
-        parse_change(text)
-        selection = parse_selection(text.rpartition("=")[0])
-        if selection in seen:
-            raise ScenarioError(f"'{selection}' is given twice, as '{seen[selection]}' and '{text}'; give it once")
-        seen[selection] = text
-    return Scenario(tuple(parse_change(text) for text in texts))
+        change = parse_change(text, context)
+        changes.append(change)
+        if not isinstance(change, Speedup | SetTime | Remove):
+            continue
+        if change.selection in seen:
+            raise ScenarioError(f"'{change.selection}' is given twice, as '{seen[change.selection]}' and '{text}'; give it once")
+        seen[change.selection] = text
+    return Scenario(tuple(changes))
 
 
 def from_results(trace: Trace, time_ns: Mapping[int, float], source: str = "results") -> Scenario:

@@ -1,14 +1,15 @@
 """Which executions a scenario is about, as text: `Conv2D`, `kind:conv`, `layer:fc*`, `phase:backward`, `device:*GPU*`, `name:*/Conv2D`.
 
 A plain name is an op type as TensorFlow spells it. `*`, `?` and `[...]` match as in a shell, case-sensitively. Only what ran can be
-selected; a pattern that selects nothing is an error that offers the nearest name.
+selected; a pattern that selects nothing is an error that offers the nearest name. `predicate:FILE.py` asks a function of the user's
+(`predicate.py`).
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 import numpy as np
@@ -57,6 +58,19 @@ class Executed:
     first: int
     nodes: NDArray[np.int64]
     labels: NodeLabels
+    trace: Trace | None = field(default=None, repr=False)
+    """Where they come from: for changes that look at costs, tensors or dependencies."""
+    structure: int = 0
+
+    def source(self, purpose: str) -> Trace:
+        """The trace that the executions come from.
+
+        Raises:
+            ScenarioError: it is not known, so that there is nothing to do `purpose` with.
+        """
+        if self.trace is None:
+            raise ScenarioError(f"{purpose} needs the trace that the executions come from; project a trace")
+        return self.trace
 
     def __len__(self) -> int:
         return len(self.nodes)
@@ -71,7 +85,7 @@ def executed(trace: Trace, structure: int, labels: NodeLabels | None = None) -> 
     """The executions of a structure with their labels (the trace's own by default)."""
     rows = trace.structure_rows(structure)
     nodes = trace.executions.node[rows].astype(np.int64)
-    return Executed(rows.start, nodes, TraceLabels(trace) if labels is None else labels)
+    return Executed(rows.start, nodes, TraceLabels(trace) if labels is None else labels, trace, structure)
 
 
 @dataclass(frozen=True)
@@ -90,11 +104,17 @@ class Selection:
         Raises:
             ScenarioError: none is selected; names the nearest that exists.
         """
+        mask = self.matches(among)
+        if not mask.any():
+            labels = among.labels[self.by]
+            raise ScenarioError(self._nothing({labels[n] for n in np.unique(among.nodes).tolist()} - {""}, among))
+        return mask
+
+    def matches(self, among: Executed) -> NDArray[np.bool_]:
+        """True for each selected execution; it may be none."""
         labels = among.labels[self.by]
         ran = {labels[n] for n in np.unique(among.nodes).tolist()} - {""}
         chosen = {self.pattern} & ran or {name for name in ran if fnmatchcase(name, self.pattern)}
-        if not chosen:
-            raise ScenarioError(self._nothing(ran, among))
         per_node = np.array([label in chosen for label in labels], bool)
         return per_node[among.nodes]
 

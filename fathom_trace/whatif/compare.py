@@ -1,0 +1,94 @@
+"""Several named scenarios of one step side by side, in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from fathom_trace.errors import FathomError, ScenarioError
+from fathom_trace.trace import Trace
+from fathom_trace.whatif.baseline import Baseline, Settings, base_of
+from fathom_trace.whatif.projection import Estimate, anomaly_notes, estimates, finite, overlap_notes, share_of
+from fathom_trace.whatif.replay import BATCH_VALUES
+from fathom_trace.whatif.scenario import Scenario
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One scenario of a comparison. `executions` and `untouched_share` (of the measured op time) say what it changes."""
+
+    name: str
+    scenario: str
+    executions: int
+    untouched_share: float
+    amdahl: Estimate
+    replay: Estimate
+    unlimited: Estimate
+    notes: tuple[str, ...]
+
+    @property
+    def estimates(self) -> tuple[Estimate, Estimate, Estimate]:
+        """By Amdahl, replayed on the workers, replayed on unlimited workers."""
+        return self.amdahl, self.replay, self.unlimited
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What each of several scenarios does to a step; `render_comparison` prints it."""
+
+    title: str
+    workers: int
+    priority: str
+    executions: int
+    baseline: Baseline
+    scenarios: tuple[Compared, ...]
+    notes: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, object]:
+        """For JSON: times in ns, shares of one; a speedup without bound is None."""
+        return {
+            "title": self.title,
+            "workers": self.workers,
+            "priority": self.priority,
+            "executions": self.executions,
+            "baseline": self.baseline.to_dict(),
+            "scenarios": [
+                {
+                    "name": s.name,
+                    "scenario": s.scenario,
+                    "executions": s.executions,
+                    "untouched_share": s.untouched_share,
+                    "makespan_ns": s.replay.after_ns,
+                    "speedup": finite(s.replay.speedup),
+                    "estimates": [asdict(e) | {"speedup": finite(e.speedup), "limit": finite(e.limit)} for e in s.estimates],
+                    "notes": list(s.notes),
+                }
+                for s in self.scenarios
+            ],
+            "notes": list(self.notes),
+        }
+
+
+def project_all(trace: Trace, scenarios: Mapping[str, Scenario], settings: Settings | None = None) -> Comparison:
+    """What each of `scenarios` does to a step of `trace`, in their order.
+
+    Raises:
+        ScenarioError: the trace has no times, or a scenario (which is named) selects nothing that ran.
+    """
+    base = base_of(trace, settings or Settings())
+    batch = max(1, BATCH_VALUES // max(len(base.recording), 1))
+    names, rows = list(scenarios), []
+    for at in range(0, len(names), batch):
+        part = names[at : at + batch]
+        changed = []
+        for name in part:
+            try:
+                changed.append(scenarios[name].apply(base.recording, base.executed))
+            except FathomError as error:
+                raise ScenarioError(f"scenario '{name}': {error}") from None
+        found = estimates(base, changed, [times.limit() for times in changed])
+        for name, times, three in zip(part, changed, found, strict=True):
+            notes = (*overlap_notes(times), *times.notes, *anomaly_notes(three[1]))
+            untouched = share_of(base.recording.duration_ns, ~times.changed)
+            rows.append(Compared(name, str(scenarios[name]), int(times.changed.sum()), untouched, *three, notes))
+    return Comparison(base.title, base.workers, base.priority, len(base.recording), base.baseline, tuple(rows), base.notes)
