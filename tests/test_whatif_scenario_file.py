@@ -1,0 +1,245 @@
+"""Do scenario files and predicates become what they say, and is every mistake in one named by file, scenario and change?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fathom_trace.errors import ScenarioError
+from fathom_trace.store import load, save
+from fathom_trace.trace import Trace
+from fathom_trace.whatif import parse_scenario, project, project_all, read_scenarios, render_comparison
+from fathom_trace.whatif.documents import MOST_BYTES, read_document
+from fathom_trace.whatif.predicate import Predicate
+from fathom_trace.whatif.scenario import Context
+from fathom_trace.whatif.selection import executed
+from tests.small import dense, diamond
+from tests.test_commands import complaint, output
+
+FILE = """\
+b faster:
+  - OpB=5
+c free:   # off the critical path
+  - OpC: inf
+both:
+  - OpB: 5
+    OpC: inf
+removed:
+  - "name:[AD]=remove"
+nothing: []
+"""
+
+
+def write(folder: Path, text: str, name: str = "scenarios.yaml") -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+# --- several scenarios --------------------------------------------------------------------------------------------------------
+
+
+def test_each_scenario_of_a_file_is_projected(tmp_path: Path) -> None:
+    """A 10 -> (B 50 beside C 30) -> D 10 us on two workers; by Amdahl 100 us."""
+    named = read_scenarios(write(tmp_path, FILE))
+    assert [(name, str(s)) for name, s in named.items()] == [
+        ("b faster", "OpB=5"), ("c free", "OpC=inf"), ("both", "OpB=5, OpC=inf"), ("removed", "name:[AD]=remove"),
+        ("nothing", "nothing changed"),
+    ]  # fmt: skip
+    comparison = project_all(diamond(), named)
+    found = {s.name: tuple(e.after_ns / 1000 for e in s.estimates) for s in comparison.scenarios}
+    assert found == {
+        "b faster": (60, 50, 50), "c free": (70, 70, 70), "both": (30, 30, 30), "removed": (80, 50, 50), "nothing": (100, 70, 70),
+    }  # fmt: skip
+    for scenario in comparison.scenarios:
+        alone = project(diamond(), named[scenario.name])
+        assert scenario.estimates == alone.estimates
+        assert scenario.untouched_share == alone.untouched_share
+    data = json.loads(json.dumps(comparison.to_dict(), allow_nan=False))
+    assert [s["speedup"] for s in data["scenarios"]] == pytest.approx([1.4, 1, 70 / 30, 1.4, 1])
+
+
+def test_a_thousand_scenarios_in_batches_are_what_each_is_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "".join(f"s{k}:\n  - OpB={k + 1}\n" for k in range(1000))
+    named = read_scenarios(write(tmp_path, text))
+    whole = project_all(diamond(), named)
+    for k, scenario in enumerate(whole.scenarios):
+        assert scenario.replay.after_ns == pytest.approx(20_000 + max(50_000 / (k + 1), 30_000), rel=1e-12)
+    monkeypatch.setattr("fathom_trace.whatif.compare.BATCH_VALUES", 28)
+    assert project_all(diamond(), named) == whole
+
+
+def test_the_command_prints_a_line_a_scenario(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save(diamond(), "diamond.h5")
+    write(tmp_path, FILE)
+    out = output(capsys, "whatif", "diamond.h5", "scenarios.yaml")
+    lines = {line.split("  ")[0]: line.split() for line in out.splitlines()}
+    assert lines["b faster"][-7:] == ["50.0%", "50.0", "us", "1.67x", "1.40x", "1.40x", "1.40x"]
+    data = json.loads(output(capsys, "whatif", "diamond.h5", "scenarios.yaml", "--json"))
+    assert [s["name"] for s in data["scenarios"]] == ["b faster", "c free", "both", "removed", "nothing"]
+    on_top = json.loads(output(capsys, "whatif", "diamond.h5", "scenarios.yaml", "--speedup", "OpA=10", "--json"))
+    assert on_top["scenarios"][0]["makespan_ns"] == 41_000
+    one = json.loads(output(capsys, "whatif", "diamond.h5", "scenarios.yaml", "--only", "both", "--json"))
+    assert one["makespan_ns"] == 30_000
+    assert complaint(capsys, "whatif", "diamond.h5", "scenarios.yaml", "--only", "bath").endswith("did you mean 'both'?")
+    assert "for each" in complaint(capsys, "whatif", "diamond.h5", "scenarios.yaml", "--sweep", "OpB=1..10")
+    assert "-o writes one projected step" in complaint(capsys, "whatif", "diamond.h5", "scenarios.yaml", "-o", "x.h5")
+    assert "--only picks a scenario of a file" in complaint(capsys, "whatif", "diamond.h5", "--only", "x")
+
+
+def test_notes_are_told_by_scenario() -> None:
+    comparison = project_all(diamond(), {"twice": parse_scenario(["OpB=2", "Op*=2"])})
+    assert "note: twice: executions that more than one change selects, and that they change in turn: 1" in render_comparison(
+        comparison
+    )
+
+
+# --- mistakes -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a:\n  - OpB\n", "scenarios.yaml: scenario 'a', change 1: 'OpB' is not a speedup; write for example Conv2D=10"),
+        ("a:\n  - OpB=2\n  - lyer:x=2\n", "scenarios.yaml: scenario 'a', change 2: 'lyer:x' selects by 'lyer'"),
+        ("a:\n  - OpB=2\n  - OpB=3\n", "scenarios.yaml: scenario 'a': 'OpB' is given twice"),
+        ("a: OpB=2\n", "scenarios.yaml: scenario 'a' is no list of changes"),
+        ("a:\n  - [OpB=2]\n", "scenarios.yaml: scenario 'a', change 1 is no change"),
+        ("a:\n  - OpB: {x: 1}\n", "scenarios.yaml: scenario 'a', change 1 is no change"),
+        ("- OpB=2\n", "scenarios.yaml holds no scenarios"),
+        ("just text\n", "scenarios.yaml holds no scenarios"),
+        ("", "scenarios.yaml is empty"),
+        ("# nothing\n", "scenarios.yaml is empty"),
+        ("a:\n  - *=4\n", "scenarios.yaml:2 is no YAML|scenarios.yaml:2: '"),
+        ("a:\n  - *Conv\n", r"scenarios.yaml:2: '\*Conv' is an alias, and aliases are refused; quote what begins with \*"),
+        ("a: &x\n  - OpB=2\nb: *x\n", "scenarios.yaml:1: '&x' is an anchor"),
+        ("a: !!python/object/apply:os.system [echo]\n", "scenarios.yaml:1: the tag '.*os.system' is refused"),
+        ("a: []\na: []\n", "scenarios.yaml:2: the key 'a' is given twice"),
+        ("a: []\n---\nb: []\n", "scenarios.yaml:2: a second document begins"),
+        ("a: [\n", "is no YAML"),
+        ("{a: b}: []\n", "a key is no text"),
+        ("a:\n  - hardware: none.yaml\n", "scenario 'a', change 1: .*none.yaml cannot be read"),
+        ("a:\n  - threads: 2\n", "scenario 'a', change 1: 'threads:2' needs captures of a program at several --threads"),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_where_it_is(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ScenarioError, match=message) as error:
+        read_scenarios(write(tmp_path, text))
+    assert "\n" not in str(error.value)
+
+
+def test_what_selects_nothing_names_the_scenario(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save(diamond(), "diamond.h5")
+    write(tmp_path, "good:\n  - OpB=2\nbad:\n  - OpZ=2\n")
+    said = complaint(capsys, "whatif", "diamond.h5", "scenarios.yaml")
+    assert said.startswith("scenarios.yaml: scenario 'bad': no op type that ran is called 'OpZ'")
+
+
+def test_a_file_that_stands_for_an_endless_one_is_refused_at_once(tmp_path: Path) -> None:
+    """Ten lists of ten aliases each would be 10^10 words."""
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{k}: &a{k} [{', '.join([f'*a{k - 1}'] * 10)}]" for k in range(1, 10)]
+    with pytest.raises(ScenarioError, match="is an anchor, and aliases are refused"):
+        read_scenarios(write(tmp_path, "\n".join(lines)))
+
+
+def test_large_and_deep_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ScenarioError, match=f"is larger than {MOST_BYTES:,} bytes"):
+        read_document(write(tmp_path, "#" * (MOST_BYTES + 1)))
+    with pytest.raises(ScenarioError, match="nested more than 16 deep"):
+        read_document(write(tmp_path, "[" * 100_000))
+    with pytest.raises(ScenarioError, match="is not UTF-8"):
+        (tmp_path / "latin.yaml").write_bytes(b"a: [\xff]")
+        read_document(tmp_path / "latin.yaml")
+    with pytest.raises(ScenarioError, match="cannot be read"):
+        read_document(tmp_path)
+
+
+def test_scalars_stay_text(tmp_path: Path) -> None:
+    """YAML 1.1 would read a boolean, a float, a sexagesimal number, a date and nothing."""
+    assert read_document(write(tmp_path, "a: [off, 1e3, 1:30, 2020-01-01, ~]")) == {"a": ["off", "1e3", "1:30", "2020-01-01", "~"]}
+
+
+def test_json_is_yaml_too(tmp_path: Path) -> None:
+    assert [str(s) for s in read_scenarios(write(tmp_path, json.dumps({"a": ["OpB=2"]}))).values()] == ["OpB=2"]
+
+
+# --- predicates ---------------------------------------------------------------------------------------------------------------
+
+
+def chosen(tmp_path: Path, code: str, trace: Trace) -> list[str]:
+    mask = Predicate(write(tmp_path, code, "mine.py")).mask(executed(trace, 0))
+    return [trace.node_names[n] for n in trace.executions.node[mask].tolist()]
+
+
+@pytest.mark.parametrize(
+    ("condition", "names"),
+    [
+        ("e.op == 'MatMul'", ["fc/MatMul"]),
+        ("e.kind == 'gemm' and e.input_shapes == ((2, 3), (3, 5)) and e.output_shapes == ((2, 5),)", ["fc/MatMul"]),
+        ("e.layer == 'fc'", ["fc/MatMul", "fc/Relu"]),
+        ("e.duration_ns == 10_000", ["fc/Relu"]),
+        ("e.attributes.get('T') == 'float32' and e.phase == 'forward' and e.device == ''", ["fc/MatMul", "fc/Relu"]),
+        ("e.name.startswith('fc') and e.iteration == () and e.row == 3", ["fc/Relu"]),
+    ],
+)
+def test_a_predicate_sees_what_ran(tmp_path: Path, condition: str, names: list[str]) -> None:
+    assert chosen(tmp_path, f"def select(e):\n    return {condition}\n", dense()) == names
+
+
+def test_a_predicate_is_a_selection_like_any_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sub").mkdir()
+    write(tmp_path / "sub", "def select(execution):\n    return execution.op in ('OpB', 'OpC')\n", "middle.py")
+    write(tmp_path / "sub", "middle free:\n  - predicate:middle.py=inf\n")
+    save(diamond(), "diamond.h5")
+    data = json.loads(output(capsys, "whatif", "diamond.h5", "--speedup", "predicate:sub/middle.py=inf", "--json"))
+    assert (data["makespan_ns"], data["selected"][0]["executions"]) == (20_000, 2)
+    data = json.loads(output(capsys, "whatif", "diamond.h5", "sub/scenarios.yaml", "--json"))
+    assert data["scenarios"][0]["makespan_ns"] == 20_000
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("def select(e)\n", "mine.py does not run: SyntaxError"),
+        ("import nowhere\n", "mine.py does not run: ModuleNotFoundError: No module named 'nowhere', line 1"),
+        ("x = 1\n", "mine.py defines no function"),
+        ("select = 3\n", "mine.py defines no function"),
+        ("def select(e):\n    return e.speed > 1\n", "mine.py failed for 'A': AttributeError: .*speed.*, line 2"),
+        ("def select(e):\n    return 1\n", "mine.py answers int for 'A'; it must answer True or False"),
+        ("def select(e):\n    return False\n", "mine.py selects none of 4 executions"),
+    ],
+)
+def test_a_predicate_that_fails_is_one_line(tmp_path: Path, code: str, message: str) -> None:
+    with pytest.raises(ScenarioError, match=message) as error:
+        chosen(tmp_path, code, diamond())
+    assert "\n" not in str(error.value)
+
+
+def test_a_predicate_that_does_not_exist(tmp_path: Path) -> None:
+    with pytest.raises(ScenarioError, match=r"the predicate .*none.py does not exist"):
+        project(diamond(), parse_scenario(["predicate:none.py=2"], Context(tmp_path)))
+
+
+def test_a_scenario_file_does_not_run_python_until_it_is_asked(tmp_path: Path) -> None:
+    write(tmp_path, "open('ran', 'w')\n", "mine.py")
+    read_scenarios(write(tmp_path, "a:\n  - predicate:mine.py=2\n"))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_the_trace_is_left_alone(tmp_path: Path) -> None:
+    trace = diamond()
+    save(trace, tmp_path / "before.h5")
+    project_all(trace, read_scenarios(write(tmp_path, FILE)))
+    assert load(tmp_path / "before.h5").equals(trace)
