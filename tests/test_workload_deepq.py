@@ -257,3 +257,19 @@ def test_a_rom_from_a_folder_is_captured(tmp_path: Path) -> None:
     trace = capture_workload(CaptureRequest("deepq", settings={"actions": "18"}, **request))
     assert check(trace).complete
     assert not trace.steps.synthetic_input[trace.steps.traced].any()
+
+
+@pytest.mark.parametrize("mode", ["training", "inference"])
+def test_a_folder_of_roms_is_captured(tmp_path: Path, mode: str) -> None:
+    """The file that the emulator's own package ships, given as a user's: its frames are what the step is fed, and none is made up."""
+    pytest.importorskip("ale_py")
+    from fathom_trace.data import atari
+
+    rom = atari.own_rom("breakout")
+    (tmp_path / rom.name).write_bytes(rom.read_bytes())
+    settings = {"game": "breakout", "replay_start": "40"}
+    request = CaptureRequest("deepq", mode=mode, preset="tiny", settings=settings, data=tmp_path, plan=Plan(steps=1, warmup=0))
+    trace = capture_workload(request)
+    assert check(trace).complete
+    assert trace.provenance["data"] == str(tmp_path)
+    assert not trace.steps.synthetic_input[trace.steps.traced].any()

@@ -138,14 +138,7 @@ def build(options: Options, mode: str, batch_size: int, seed: int) -> Program:
                 x = tf.nn.max_pool2d(x, ksize=2, strides=2, padding="VALID")
         with tf.name_scope("flatten"):
             x = tf.reshape(x, [batch_size, -1])
-        *hidden, (last, _classes) = _dense(options)
-        for place, (name, _units) in enumerate(hidden):
-            with tf.name_scope(name):
-                x = tf.nn.relu(tf.nn.bias_add(tf.matmul(x, variables[f"{name}/kernel"]), variables[f"{name}/bias"]))
-                if is_training and options.keep_probability < 1:
-                    x = tf.nn.dropout(x, rate=1 - options.keep_probability, seed=seed + place)
-        with tf.name_scope(last):
-            return tf.nn.bias_add(tf.matmul(x, variables[f"{last}/kernel"]), variables[f"{last}/bias"])
+        return training.dense_layers(x, _dense(options), variables, 1 - options.keep_probability if is_training else 0.0, seed)
 
     return training.classifier(mode, forward, variables, options)
 

@@ -20,7 +20,7 @@ from fathom_trace.capture.graph import GraphNode, read_graphs
 from fathom_trace.capture.lift import LOOP_OPS, KnownVariable, Lifted, lift
 from fathom_trace.capture.provenance import available_cores, describe
 from fathom_trace.capture.session import Runner
-from fathom_trace.capture.stepstats import Signatures, StepRecords, read_step
+from fathom_trace.capture.stepstats import Signatures, read_step
 from fathom_trace.capture.targets import TargetRequest, load_target
 from fathom_trace.errors import CaptureError
 from fathom_trace.trace import Trace
@@ -242,7 +242,8 @@ def _steps(runner: Runner, assembler: Assembler, subject: Subject, plan: Plan, p
         outputs, run = runner.trace(values)
         timings.traced.append(run.wall_ns)
         timings.metadata_bytes.append(run.metadata.ByteSize())
-        records = _read(run.metadata.step_stats, assembler, done < plan.memory_steps, plan.max_events)
+        with_memory = done < plan.memory_steps
+        records = read_step(run.metadata.step_stats, assembler.node_index, assembler.signatures, with_memory, plan.max_events)
         step = assembler.add_step(records, context(run.wall_ns))
         if observe:
             fed = {name: value for name, (_, value) in runner.lifted.captured.items()}
@@ -253,10 +254,6 @@ def _steps(runner: Runner, assembler: Assembler, subject: Subject, plan: Plan, p
             planned = int(min(max(AUTO_SECONDS / max(pair, 1e-9), AUTO_LEAST), AUTO_MOST))
     progress("step", done, planned)
     return timings
-
-
-def _read(step_stats: Any, assembler: Assembler, with_memory: bool, limit: int) -> StepRecords:
-    return read_step(step_stats, assembler.node_index, assembler.signatures, with_memory, limit)
 
 
 def _prepare(subject: Subject) -> tuple[Values, Callable[[int], StepContext]]:

@@ -163,6 +163,22 @@ def _slots(variables: Sequence[Any], name: str) -> tuple[Slot, ...]:
     )
 
 
+def dense_layers(x: Any, layers: Sequence[tuple[str, int]], variables: Mapping[str, Any], dropout: float, seed: int) -> Any:
+    """Logits [batch, classes] of fully connected layers over `x` [batch, units]: ReLU and dropout after each but the last, a linear one.
+
+    `layers` are (name, units); `NAME/kernel` and `NAME/bias` are their variables. `dropout` is the share that is dropped, 0 for none;
+    each layer's seed is its own.
+    """
+    *hidden, (last, _classes) = layers
+    for place, (name, _units) in enumerate(hidden):
+        with tf.name_scope(name):
+            x = tf.nn.relu(tf.nn.bias_add(tf.matmul(x, variables[f"{name}/kernel"]), variables[f"{name}/bias"]))
+            if dropout > 0:
+                x = tf.nn.dropout(x, rate=dropout, seed=seed + place)
+    with tf.name_scope(last):
+        return tf.nn.bias_add(tf.matmul(x, variables[f"{last}/kernel"]), variables[f"{last}/bias"])
+
+
 class TrainingOptions(Protocol):
     """The options that training a classifier reads."""
 
