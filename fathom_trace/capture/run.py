@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from fathom_trace import tables as t
 from fathom_trace.capture import CaptureRequest, Observe, Plan, Progress, StepValues
 from fathom_trace.capture.assemble import Assembler, StepContext
+from fathom_trace.capture.collector import collector_paused
 from fathom_trace.capture.environment import set_intra_threads
 from fathom_trace.capture.graph import GraphNode, read_graphs
 from fathom_trace.capture.lift import LOOP_OPS, KnownVariable, Lifted, lift
@@ -187,7 +188,8 @@ def run_subject(subject: Subject, plan: Plan, threads: int, progress: Progress, 
         provenance["untraced_parallel_iterations_ns"] = _parallel_iterations(subject, plan, threads)
         progress("timing with parallel iterations", 1, 1)
     progress("assembling", 0, 1)
-    trace = assembler.build(provenance)
+    with collector_paused():
+        trace = assembler.build(provenance)
     progress("assembling", 1, 1)
     return trace
 
@@ -243,8 +245,9 @@ def _steps(runner: Runner, assembler: Assembler, subject: Subject, plan: Plan, p
         timings.traced.append(run.wall_ns)
         timings.metadata_bytes.append(run.metadata.ByteSize())
         with_memory = done < plan.memory_steps
-        records = read_step(run.metadata.step_stats, assembler.node_index, assembler.signatures, with_memory, plan.max_events)
-        step = assembler.add_step(records, context(run.wall_ns))
+        with collector_paused():
+            records = read_step(run.metadata.step_stats, assembler.node_index, assembler.signatures, with_memory, plan.max_events)
+            step = assembler.add_step(records, context(run.wall_ns))
         if observe:
             fed = {name: value for name, (_, value) in runner.lifted.captured.items()}
             observe(StepValues(step, {**fed, **values}, before, outputs, runner.variable_values()))
