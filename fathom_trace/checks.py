@@ -4,9 +4,10 @@ Construction of a `Trace` already proves that its dependencies form a DAG. Here,
 
 * **Causality**: a producer's end is no later than its consumer's start. A consumer that starts early has a wrong edge.
 * **Readiness**: an execution is scheduled no earlier than its last dependency's end, and within `READY_NS` of that dependency's done.
-  A consumer that is late lacks an edge. Without this half, a trace with no dependencies at all would pass.
+  A consumer that is late lacks an edge. Without this half, a trace with no dependencies at all would pass. Only what TensorFlow waited
+  for counts here: the graph's edges, not the order of accesses to a variable that merely happened.
 * **Resolution**: every data input of every execution is one live tensor of the producer that the graph names. A Merge reads one of its
-  inputs, and waits only for those control inputs whose branch ran.
+  inputs; it and a ControlTrigger wait only for those control inputs whose branch ran.
 * **Times** are ordered: scheduled <= start <= end <= done.
 * **Losses**: recorded + missing = produced.
 
@@ -23,7 +24,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fathom_trace.trace import Trace
+from fathom_trace.losses import losses
+from fathom_trace.trace import Dependencies, Trace
 from fathom_trace.units import format_share
 
 READY_NS = 100_000
@@ -37,6 +39,8 @@ QUEUE_SLACK_NS = 5_000
 
 LEAST_READY_SHARE = 0.98
 MERGE_OPS = frozenset({"Merge", "RefMerge"})
+TRIGGER_OP = "ControlTrigger"
+"""Runs once all its control inputs have come, dead ones too."""
 
 Int64 = NDArray[np.int64]
 
@@ -59,6 +63,14 @@ class Checks:
     produced: int
     complete: bool
     timed: bool
+    losses: tuple[str, ...] = ()
+    """Why something is missing, and what to do about it, where it is known."""
+
+    @property
+    def is_sound(self) -> bool:
+        """Nothing is missing, in contradiction or out of order; readiness apart, since a busy machine alone makes workers late."""
+        contradictions = self.causality_violations + self.unresolved_inputs + self.wrong_edges + self.invalid_times
+        return self.complete and self.recorded == self.produced and not contradictions
 
     @property
     def readiness_violations(self) -> int:
@@ -86,14 +98,18 @@ class Checks:
         if self.wrong_edges:
             found.append(f"{self.wrong_edges} dependencies contradict the graph")
         if self.invalid_times:
-            found.append(f"{self.invalid_times} executions have times out of order; they are left out of all sums")
+            found.append(f"{self.invalid_times} executions have times out of order; they are left out of all sums; capture it again")
         if self.recorded != self.produced or not self.complete:
             found.append(f"the trace is incomplete: {self.recorded} executions recorded, at least {self.produced} ran")
-        return found
+        return found + list(self.losses)
 
     def to_dict(self) -> dict[str, Any]:
         """All counts, for `--json`."""
-        derived = {"readiness_share": self.readiness_share, "readiness_violations": self.readiness_violations}
+        derived = {
+            "readiness_share": self.readiness_share,
+            "readiness_violations": self.readiness_violations,
+            "is_sound": self.is_sound,
+        }
         return {**asdict(self), **derived, "problems": self.problems}
 
 
@@ -124,6 +140,7 @@ def check(trace: Trace) -> Checks:
         produced=int(trace.steps.produced.sum()),
         complete=bool(trace.steps.complete.all()),
         timed=is_timed,
+        losses=losses(trace),
     )
 
 
@@ -132,11 +149,10 @@ class _Structure:
 
     def __init__(self, trace: Trace, structure: int) -> None:
         rows = trace.structure_rows(structure)
-        depends = trace.dependencies(structure)
         self.count = rows.stop - rows.start
         self.timed = np.asarray(trace.executions.timed[rows])
-        self.producer = depends.producer
-        self.consumer = np.repeat(np.arange(self.count), np.diff(depends.offsets))
+        self.producer, self.consumer = _edges(trace.dependencies(structure))
+        self.waited_for, self.waiting = _edges(trace.waited_for(structure))
         self.path = np.asarray(trace.executions.path[rows], np.int64)
         inputs = np.diff(trace.nodes.input_offsets)
         self.is_root = inputs[trace.executions.node[rows]] == 0
@@ -152,8 +168,8 @@ class _Structure:
         usable = valid[self.producer] & valid[self.consumer]
         counts["causality"] += int(np.count_nonzero((end[self.producer] > start[self.consumer]) & usable))
         ready_end, ready_done = np.zeros(self.count, np.int64), np.zeros(self.count, np.int64)
-        np.maximum.at(ready_end, self.consumer, end[self.producer])
-        np.maximum.at(ready_done, self.consumer, done[self.producer])
+        np.maximum.at(ready_end, self.waiting, end[self.waited_for])
+        np.maximum.at(ready_done, self.waiting, done[self.waited_for])
         barrier = self._barrier(trace, np.where(valid, done, 0))
         counts["early"] += int(np.count_nonzero((scheduled < ready_end) & valid))
         ready = np.maximum(ready_done, barrier)
@@ -175,6 +191,11 @@ class _Structure:
             ends[parent[row]] = max(ends[parent[row]], ends[row])
         over = np.array(ends, np.int64)
         return np.where(self.previous >= 0, over[self.previous], 0)
+
+
+def _edges(depends: Dependencies) -> tuple[Int64, Int64]:
+    """Producer and consumer of each dependency, in local numbers."""
+    return depends.producer, np.repeat(np.arange(len(depends.offsets) - 1), np.diff(depends.offsets))
 
 
 def _queued(late: Int64, lane: Int64, ready: Int64, scheduled: Int64, start: Int64, done: Int64) -> NDArray[np.bool_]:
@@ -216,6 +237,7 @@ def _resolution(trace: Trace) -> tuple[int, int]:
     """Data inputs without a producer, and edges whose producer is not the one that the graph names."""
     ex, nodes = trace.executions, trace.nodes
     is_merge = np.array([op in MERGE_OPS for op in trace.node_ops], bool)
+    takes_dead = is_merge | np.array([op == TRIGGER_OP for op in trace.node_ops], bool)
     is_data = nodes.input_port >= 0
     owner = np.repeat(np.arange(len(nodes)), np.diff(nodes.input_offsets))
     data_count = np.bincount(owner[is_data], minlength=len(nodes))
@@ -226,7 +248,7 @@ def _resolution(trace: Trace) -> tuple[int, int]:
     unresolved = int(np.maximum(expected - found, 0)[is_op].sum())
     wrong = int(np.maximum(found - expected, 0)[is_op].sum())
     lacking = _distinct_controls(trace, control_count)[ex.node] - np.diff(ex.control_offsets)
-    wrong += int(np.where(is_merge[ex.node], np.maximum(-lacking, 0), np.abs(lacking))[is_op].sum())
+    wrong += int(np.where(takes_dead[ex.node], np.maximum(-lacking, 0), np.abs(lacking))[is_op].sum())
     tensor = ex.input
     producer = ex.node[trace.tensors.execution[tensor]] if len(tensor) else tensor
     port = trace.tensors.port[tensor] if len(tensor) else tensor

@@ -24,6 +24,7 @@ COMMANDS = {
     "info": "say what a trace holds, how it came about and whether it is sound",
     "ops": "where the time goes: a table by op type, kind, layer or phase",
     "memory": "what a step allocates: live bytes, the peak and what it consists of",
+    "rewrites": "account for the MACs that TensorFlow's own rewriting removed",
     "whatif": "project what faster operations do to the whole program",
     "export": "write a trace in the format of a simulator or viewer",
     "check": "parse an export again, as strictly as its target does",

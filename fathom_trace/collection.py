@@ -87,7 +87,7 @@ def _capture(name: str, mode: str, file: Path, flags: Sequence[str]) -> Capture:
         command=shown,
         wall_ns=wall,
         peak_bytes=peak,
-        error="" if checks["complete"] else "the trace is incomplete",
+        error="" if checks["is_sound"] else "; ".join(checks["problems"]),
         executions=found["executions"],
         steps=found["traced_steps"],
         traced_ns=found["traced_ns"],

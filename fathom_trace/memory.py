@@ -3,12 +3,15 @@
 All of it comes from the allocation records of the memory step. TensorFlow books each release under the execution that allocated, so an
 allocation and its release are paired within one execution, by size, in order. Times of allocations are whole microseconds. Bytes that
 were allocated before the step (variables, fed inputs) have no record; the curve counts what the step itself allocates and starts at 0.
+
+At the end of a step live what it put in the place of variables' buffers (whose old ones are given back without a record) and its outputs;
+the curve without those returns to 0, or the rest is named as unexplained.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fathom_trace.errors import TraceError
-from fathom_trace.tables import BUFFER_ALLOCATOR
+from fathom_trace.tables import BUFFER_ALLOCATOR, FETCH
 from fathom_trace.trace import Trace
 
 Int64 = NDArray[np.int64]
@@ -30,7 +33,7 @@ CLASSES = (TENSOR, TEMPORARY, VARIABLE, AMBIGUOUS)
 class Block:
     """One allocation. `freed_ns` is None where it outlived the step; `role` is one of `CLASSES`.
 
-    `variable` names the variable whose buffer it became, where a step replaces one.
+    `variable` names the variable whose buffer it became, where a step replaces one; `is_fetched` is set for an output of the step.
     """
 
     execution: int
@@ -39,6 +42,7 @@ class Block:
     freed_ns: int | None
     role: str
     variable: str = ""
+    is_fetched: bool = False
 
 
 @dataclass(frozen=True)
@@ -105,6 +109,21 @@ class Memory:
         return [b for b in self.blocks if b.variable]
 
     @property
+    def replaced_bytes(self) -> int:
+        """Bytes of variables whose buffer the step replaced."""
+        return sum(b.size_bytes for b in self.replaced())
+
+    @property
+    def output_bytes(self) -> int:
+        """Bytes of the step's outputs that outlive it."""
+        return sum(b.size_bytes for b in self.blocks if b.is_fetched and b.freed_ns is None)
+
+    @property
+    def unexplained_bytes(self) -> int:
+        """Bytes that are live at the end and neither a variable's nor an output's."""
+        return self.final_bytes - self.replaced_bytes - self.output_bytes
+
+    @property
     def allocated_bytes(self) -> int:
         """Bytes allocated over the step; over `peak_bytes`, how often memory was used again."""
         return sum(b.size_bytes for b in self.blocks)
@@ -116,6 +135,9 @@ class Memory:
             "peak_bytes": self.peak_bytes,
             "peak_ns": self.peak_ns,
             "final_bytes": self.final_bytes,
+            "replaced_bytes": self.replaced_bytes,
+            "output_bytes": self.output_bytes,
+            "unexplained_bytes": self.unexplained_bytes,
             "allocated_bytes": self.allocated_bytes,
             "variable_bytes": self.variable_bytes,
             "peak_by_role": self.peak_by_role(),
@@ -149,14 +171,18 @@ def memory(trace: Trace) -> Memory:
     """
     records = trace.allocations
     if not len(records):
+        if "selection" in trace.provenance:
+            raise TraceError(f"nothing of {trace.provenance['selection']} allocated in a step whose allocations were recorded")
         raise TraceError("the trace holds no allocation records; capture it with --memory-steps 1 (the default)")
     step = int(records.step[0])
     mine = np.flatnonzero(records.step == step)
     rows = trace.step_rows(step)
     base = trace.structure_rows(int(trace.steps.structure[step])).start
     end_of = trace.step_times.end[rows]
-    replacing = _replacing(trace)
-    output_bytes = _output_bytes(trace)
+    updated, assigned = _replacing(trace)
+    fetched = _fetched(trace)
+    buffers = _output_buffers(trace)
+    size_of = trace.buffers.size_bytes
     open_blocks: dict[tuple[int, int], deque[int]] = defaultdict(deque)
     made: list[list[Any]] = []
     unpaired, unpaired_bytes = 0, 0
@@ -169,58 +195,74 @@ def memory(trace: Trace) -> Memory:
             made[open_blocks[execution, -size].popleft()][3] = when
         else:
             unpaired, unpaired_bytes = unpaired + 1, unpaired_bytes - size
+    alike: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for place, (execution, size, _, _) in enumerate(made):
+        alike[execution, size].append(place)
+    roles: dict[int, str] = {}
+    for (execution, size), places in alike.items():
+        freed_ns = [made[place][3] for place in places]
+        outputs = sum(size_of[buffer] == size for buffer in buffers.get(execution, ()))
+        roles.update(zip(places, _roles(freed_ns, outputs, int(end_of[execution - base])), strict=True))
     blocks = []
-    for execution, size, when, freed in made:
-        if "selection" in trace.provenance:
-            raise TraceError(f"nothing of {trace.provenance['selection']} allocated in a step whose allocations were recorded")
-        variable = replacing.get((execution, size), "") if freed is None else ""
-        role = VARIABLE if variable else _role(size, freed, output_bytes.get(execution, ()), int(end_of[execution - base]))
-        blocks.append(Block(execution, size, when, freed, role, variable))
+    for place, (execution, size, when, freed) in enumerate(made):
+        if freed is not None:
+            blocks.append(Block(execution, size, when, freed, roles[place]))
+            continue
+        became = [buffer for buffer in buffers.get(execution, ()) if size_of[buffer] == size]
+        variable = updated.get((execution, size)) or next((assigned[b] for b in became if b in assigned), "")
+        is_fetched = not variable and any(buffer in fetched for buffer in became)
+        blocks.append(Block(execution, size, when, None, VARIABLE if variable else roles[place], variable, is_fetched))
     return Memory(step, tuple(blocks), unpaired, unpaired_bytes, int(trace.variables.size_bytes.sum()))
 
 
-def _role(size: int, freed: int | None, outputs: tuple[int, ...], end_ns: int) -> str:
-    """What a block was: an output of its execution (by size), or scratch that did not outlive it."""
-    if size in outputs:
-        return TENSOR
-    if freed is not None and freed <= end_ns + 1_000:  # releases are in whole microseconds
-        return TEMPORARY
-    return AMBIGUOUS
+def _roles(freed_ns: Sequence[int | None], outputs: int, end_ns: int) -> list[str]:
+    """What the allocations of one size by one execution were, when so many of its outputs have that size.
+
+    What is given back before the execution ends is scratch, what is left an output. Where their numbers do not agree, nobody knows which
+    is which, and all are ambiguous.
+    """
+    is_short = [freed is not None and freed <= end_ns + 1_000 for freed in freed_ns]  # releases are in whole microseconds
+    scratch = len(freed_ns) - outputs
+    if scratch <= 0:
+        return [TENSOR] * len(freed_ns)
+    if not outputs:
+        return [TEMPORARY if short else AMBIGUOUS for short in is_short]
+    if sum(is_short) == scratch:
+        return [TEMPORARY if short else TENSOR for short in is_short]
+    return [AMBIGUOUS] * len(freed_ns)
 
 
-def _output_bytes(trace: Trace) -> dict[int, tuple[int, ...]]:
-    """Allocated sizes of each execution's outputs, where a buffer was recorded."""
+def _fetched(trace: Trace) -> set[int]:
+    """The buffers of what the step returns. An op may have been handed its output's buffer by the one before it."""
+    nodes = trace.interface.node[trace.interface.direction == FETCH]
+    ends = np.flatnonzero(np.isin(trace.executions.node, nodes))
+    return {int(trace.tensors.buffer[row]) for end in ends.tolist() for row in trace.outputs(end)} - {-1}
+
+
+def _output_buffers(trace: Trace) -> dict[int, list[int]]:
+    """The buffers of each execution's outputs, where they were recorded."""
     found: dict[int, list[int]] = defaultdict(list)
-    tensors = trace.tensors
-    has_buffer = np.flatnonzero(tensors.buffer >= 0)
-    for row in has_buffer.tolist():
-        buffer = int(tensors.buffer[row])
+    for row in np.flatnonzero(trace.tensors.buffer >= 0).tolist():
+        buffer = int(trace.tensors.buffer[row])
         if trace.buffers.origin[buffer] == BUFFER_ALLOCATOR:
-            found[int(tensors.execution[row])].append(int(trace.buffers.size_bytes[buffer]))
-    return {execution: tuple(sizes) for execution, sizes in found.items()}
+            found[int(trace.tensors.execution[row])].append(buffer)
+    return found
 
 
-def _replacing(trace: Trace) -> Mapping[tuple[int, int], str]:
-    """(Execution, bytes) to variable, where what an execution allocates may take the place of a variable's buffer.
+def _replacing(trace: Trace) -> tuple[dict[tuple[int, int], str], dict[int, str]]:
+    """What may take the place of a variable's buffer: (execution, bytes) that it allocates, and buffers, each to the variable.
 
     An assignment hands over the buffer of the value it was given. An update in place copies first when something else still holds the
     variable's buffer: then the update itself allocates as many bytes as the variable has.
     """
-    found: dict[tuple[int, int], str] = {}
+    updated: dict[tuple[int, int], str] = {}
+    assigned: dict[int, str] = {}
     nodes, ex = trace.nodes, trace.executions
     for execution, node in enumerate(ex.node.tolist()):
         for variable in nodes.write[nodes.row_values("write", node)].tolist():
             name, size = trace.strings[int(trace.variables.variable_name[variable])], int(trace.variables.size_bytes[variable])
-            found.setdefault((execution, size), name)
-            if trace.node_ops[node] == "AssignVariableOp" and len(trace.inputs(execution)) > 1:
-                found.setdefault((_origin(trace, trace.inputs(execution)[1]), size), name)
-    return found
-
-
-def _origin(trace: Trace, tensor: int) -> int:
-    """The execution that allocated a tensor: through ops that hand their input on."""
-    passing = {"Identity", "Reshape", "Squeeze", "ExpandDims"}
-    execution = int(trace.tensors.execution[tensor])
-    while trace.node_ops[int(trace.executions.node[execution])] in passing and trace.inputs(execution):
-        execution = int(trace.tensors.execution[trace.inputs(execution)[0]])
-    return execution
+            updated.setdefault((execution, size), name)
+            inputs = trace.inputs(execution)
+            if trace.node_ops[node] == "AssignVariableOp" and len(inputs) > 1 and trace.tensors.buffer[inputs[1]] >= 0:
+                assigned[int(trace.tensors.buffer[inputs[1]])] = name
+    return updated, assigned

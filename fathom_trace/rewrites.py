@@ -8,6 +8,7 @@ that computes the same serves for both) or *pruned* (nobody needed its value). S
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -62,6 +63,26 @@ class Rewrites:
     def added_macs(self) -> int:
         """MACs that executed products have more (if negative, fewer) than the source nodes they stand for."""
         return sum(item.executed_macs - item.source_macs for item in self.changed)
+
+    def removed_by_reason(self) -> dict[str, int]:
+        """MACs folded, merged and pruned."""
+        return {how: sum(item.macs for item in self.removed if item.how == how) for how in (FOLDED, MERGED, PRUNED)}
+
+    def largest_removed(self, top: int | None = None) -> list[Removed]:
+        """The removed products, those with most MACs first."""
+        return sorted(self.removed, key=lambda item: -item.macs)[:top]
+
+    def to_dict(self, top: int | None = None) -> dict[str, Any]:
+        """Everything, for `--json`; of the products the `top` largest."""
+        return {
+            "source_macs": self.source_macs,
+            "executed_macs": self.executed_macs,
+            "removed_macs": self.removed_macs,
+            "added_macs": self.added_macs,
+            "removed_by_reason": self.removed_by_reason(),
+            "removed": self.largest_removed(top),
+            "changed": self.changed[:top],
+        }
 
 
 def rewrites(source: Trace, optimized: Trace) -> Rewrites:

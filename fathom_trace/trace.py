@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from fathom_trace.effects import stack_order, variable_order
 from fathom_trace.errors import TraceError
 from fathom_trace.tables import (
-    Allocations,
     EXECUTION_OUTSIDE,
+    Allocations,
     Buffers,
     Constants,
     DeviceSpans,
@@ -51,7 +52,7 @@ Int64 = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Dependencies:
-    """Who each execution of one structure waited for, as CSR over *local* numbers (0 = the structure's first execution).
+    """Who each execution of one structure comes after, as CSR over *local* numbers (0 = the structure's first execution).
 
     The producers of execution `i` are `producer[offsets[i]:offsets[i + 1]]`, ascending, each once; every one is below `i`.
     """
@@ -164,12 +165,12 @@ class Trace:
             result[self.structure_rows(structure)] = structure
         return result
 
-    def structure_rows(self, structure: int) -> slice:
     @cached_property
     def chosen(self) -> NDArray[np.bool_]:
         """Whether each execution counts: false for what `selecting.select` left out, whose tensors others may still read."""
         return np.asarray(self.executions.kind != EXECUTION_OUTSIDE)
 
+    def structure_rows(self, structure: int) -> slice:
         """The rows of `executions` that belong to one structure."""
         return self.structures.row_values("execution", structure)
 
@@ -202,15 +203,40 @@ class Trace:
         return tuple(reversed(numbers))
 
     def dependencies(self, structure: int) -> Dependencies:
-        """Data and control dependencies of one structure's executions, merged and without repeats."""
+        """All dependencies of one structure's executions, without repeats: of data, of control, and through what they share (`effects`)."""
         cached = self._dependencies.get(structure)
         if cached is None:
-            cached = self._dependencies[structure] = self._merge_dependencies(structure)
+            cached = self._dependencies[structure] = self._with_effects(structure)
         return cached
 
     @cached_property
     def _dependencies(self) -> dict[int, Dependencies]:
         return {}
+
+    def waited_for(self, structure: int) -> Dependencies:
+        """The dependencies along the graph's edges, data and control: what TensorFlow waited for."""
+        cached = self._waited_for.get(structure)
+        if cached is None:
+            cached = self._waited_for[structure] = self._merge_dependencies(structure)
+        return cached
+
+    @cached_property
+    def _waited_for(self) -> dict[int, Dependencies]:
+        return {}
+
+    def _with_effects(self, structure: int) -> Dependencies:
+        waited, rows = self.waited_for(structure), self.structure_rows(structure)
+        steps = [self.step_rows(step) for step in self.steps_of(structure)] if self.has_times else []
+        edges = waited.offsets, waited.producer
+        ordered = variable_order(self.nodes, self.executions, self.step_times, rows, steps, edges)
+        stacked = stack_order(self.node_ops, self.executions, self.tensors, self.tensor_offsets, rows)
+        if not len(ordered[0]) and not len(stacked[0]):
+            return waited
+        count = rows.stop - rows.start
+        consumer = np.repeat(np.arange(count), np.diff(waited.offsets))
+        return _sorted_dependencies(
+            count, np.concatenate([waited.producer, ordered[0], stacked[0]]), np.concatenate([consumer, ordered[1], stacked[1]])
+        )
 
     def _merge_dependencies(self, structure: int) -> Dependencies:
         rows = self.structure_rows(structure)
@@ -225,9 +251,7 @@ class Trace:
             ]
         ).astype(np.int64)
         producer = np.concatenate([self.tensors.execution[ex.input[data]], ex.control[control]]).astype(np.int64) - rows.start
-        pairs = np.unique(consumer * max(count, 1) + producer)
-        consumer, producer = pairs // max(count, 1), pairs % max(count, 1)
-        return Dependencies(np.searchsorted(consumer, np.arange(count + 1)).astype(np.int64), producer)
+        return _sorted_dependencies(count, producer, consumer)
 
     # --- steps ----------------------------------------------------------------------------------------------------------------
 
@@ -388,3 +412,10 @@ class Trace:
     def __repr__(self) -> str:
         name = self.provenance.get("workload", "?")
         return f"<Trace {name}: {len(self.nodes)} nodes, {len(self.executions)} executions, {len(self.steps)} steps>"
+
+
+def _sorted_dependencies(count: int, producer: Int64, consumer: Int64) -> Dependencies:
+    """The dependencies of `count` executions, each once."""
+    pairs = np.unique(consumer * max(count, 1) + producer)
+    consumer, producer = pairs // max(count, 1), pairs % max(count, 1)
+    return Dependencies(np.searchsorted(consumer, np.arange(count + 1)).astype(np.int64), producer)

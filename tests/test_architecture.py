@@ -15,7 +15,7 @@ PACKAGE = ROOT / "fathom_trace"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "units", "tables", "generated"),
-    ("trace", "builder", "checks", "options"),
+    ("trace", "effects", "builder", "losses", "checks", "options"),
     ("registry",),
     (
         "ops",

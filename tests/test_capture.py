@@ -217,6 +217,8 @@ def test_one_tensor_two_consumers() -> None:
     (relu,), (tanh,), (add,) = (executions(trace, op) for op in ("Relu", "Tanh", "AddV2"))
     assert trace.inputs(relu) == trace.inputs(tanh)
     assert [int(trace.tensors.execution[i]) for i in trace.inputs(add)] == [relu, tanh]
+    made = {row for e in (relu, tanh, add) for row in (*trace.inputs(e), *trace.outputs(e))}
+    assert len(made) == 4, "x, a, b and c"
 
 
 def test_attributes_and_constants_carry_no_tensor_contents() -> None:

@@ -106,6 +106,42 @@ def test_losses_are_a_problem() -> None:
     assert any("incomplete" in p for p in found.problems)
 
 
+def test_reasons_of_a_loss_are_given_with_advice() -> None:
+    def problems(complete: bool = False, **provenance: object) -> list[str]:
+        builder = TraceBuilder()
+        builder.execution(builder.node("a", "Const"), outputs=[("float32", [1])])
+        builder.step(builder.end_structure(), start=[0], done=[5], produced=1 if complete else 3, complete=complete)
+        return check(builder.build(provenance)).problems
+
+    capped, missing = problems(record_cap_reached=True, first_missing="loop/add")[1:]
+    assert capped.startswith("TensorFlow keeps at most 1,048,576 records of a step")
+    assert "make the step smaller" in capped
+    assert missing == "the first node that lacks records is 'loop/add'"
+    (missing,) = problems(first_missing="b")[1:]
+    assert missing.endswith("; capture it again, and if it stays so with a smaller step")
+    (unplaced,) = problems(unplaced_records={"d": 1, "c": 2, "b": 1, "e": 1}, opaque_calls=["call"])[1:]
+    assert unplaced.startswith(
+        "5 records are of ops that stand in no executed graph ('b', 'c', 'd' and 1 more) inside 'call', which TensorFlow ran as one call"
+    )
+    assert problems(complete=True, unplaced_records={"c": 2}) == [], "records of a call that was looked into"
+
+
+def test_what_is_not_sound() -> None:
+    """Losses and contradictions are; that workers were late is not, since a busy machine makes them so."""
+    builder = TraceBuilder()
+    a = builder.node("a", "Const")
+    first = builder.execution(a, outputs=[("float32", [1])])
+    builder.execution(builder.node("b", "Relu", inputs=[(a, 0)]), inputs=[builder.tensor(first)], outputs=[("float32", [1])])
+    builder.step(builder.end_structure(), start=[0, 10 * READY_NS], done=[10, 11 * READY_NS])
+    late = check(builder.build())
+    assert (late.late, late.is_sound) == (1, True)
+    assert late.problems
+    assert check(diamond()).is_sound
+    trace = diamond()
+    inputs = [trace.inputs(e) for e in range(4)]
+    assert not check(with_inputs(trace, [*inputs[:3], inputs[3][:1]])).is_sound
+
+
 def test_cycle_cannot_be_stored() -> None:
     trace = diamond()
     inputs = [trace.inputs(e) for e in range(4)]

@@ -1,4 +1,4 @@
-"""Do kinds, phases, layers and costs hold for what TensorFlow itself runs: a workload's step, loops, branches, shared layers?"""
+"""Do kinds, phases, layers and costs hold for what TensorFlow itself runs: loops, branches, shared layers?"""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fathom_trace import ops
-from fathom_trace.capture import CaptureRequest, Plan, capture, capture_workload
+from fathom_trace.capture import Plan, capture
 from fathom_trace.costs import Costs, costs
 from fathom_trace.layers import COMPUTE, GRAPH, layer_links
 from fathom_trace.phases import ROLES, phases
@@ -35,55 +35,6 @@ def products(trace: Trace, found: Costs) -> list[tuple[str, tuple[int, ...] | No
 def run(function: Any, *args: Any) -> tuple[Trace, Costs]:
     trace = capture(function, *args, plan=QUICK)
     return trace, costs(trace, trace.main_structure)
-
-
-@pytest.fixture(scope="module")
-def vgg() -> Trace:
-    return capture_workload(CaptureRequest("vgg", preset="tiny", plan=Plan(steps=3)))
-
-
-def test_a_vgg_step_has_its_convolutions_and_their_macs_by_hand(vgg: Trace) -> None:
-    """The tiny preset has 1/16 of VGG-19's maps on images of 32 x 32, batch 4: groups at 32, 16, 8, 4 and 2."""
-    found = costs(vgg, vgg.main_structure)
-    conv = parameters = 0
-    depth = 3
-    for extent, maps, count in ((32, 4, 2), (16, 8, 2), (8, 16, 4), (4, 32, 4), (2, 32, 4)):
-        for _ in range(count):
-            conv += 4 * 9 * extent * extent * depth * maps
-            parameters += (9 * depth + 1) * maps
-            depth = maps
-    first = 4 * 9 * 32 * 32 * 3 * 4
-    dense = 4 * (32 * 64 + 64 * 64 + 64 * 10)
-    parameters += 33 * 64 + 65 * 64 + 65 * 10
-    by_kind = {row.key: row for row in profile(vgg, by="kind").rows}
-    assert [by_kind[k].count for k in ("conv", "conv_filter_grad", "conv_input_grad")] == [16, 16, 15]
-    assert [by_kind[k].macs for k in ("conv", "conv_filter_grad", "conv_input_grad")] == [conv, conv, conv - first]
-    by_phase = {row.key: row for row in profile(vgg, by="phase").rows}
-    assert by_phase["forward"].macs == conv + dense
-    assert by_phase["backward"].macs == 2 * conv - first + 2 * dense
-    assert by_phase["optimizer"].macs == 0
-    # Momentum is 4 operations a parameter.
-    assert by_phase["optimizer"].flops == 4 * parameters == 4 * 85_566
-    coverage = found.coverage(vgg.median_durations(vgg.main_structure))
-    assert {(c.executions, c.time) for c in coverage.values()} == {(1.0, 1.0)}
-
-
-def test_every_product_of_a_vgg_step_is_linked_by_the_graph(vgg: Trace) -> None:
-    links, found = layer_links(vgg), phases(vgg)
-    assert found.evidence == ROLES
-    names = [f"conv{g}_{i + 1}" for g, n in enumerate((2, 2, 4, 4, 4), start=1) for i in range(n)] + ["fc6", "fc7", "fc8"]
-    made = Counter()
-    for node, op in enumerate(vgg.node_ops):
-        if ops.kind(op) in COMPUTE:
-            made[links.layer[node], links.role[node]] += 1
-            assert links.evidence[node] == GRAPH
-            assert links.forward_evidence[node] == ("" if links.role[node] == "forward" else GRAPH)
-    expected = {(name, role): 1 for name in names for role in ("forward", "filter_grad", "input_grad")}
-    del expected["conv1_1", "input_grad"]
-    assert made == expected
-    updates = {links.layer[n] for n, op in enumerate(vgg.node_ops) if op == "ResourceApplyMomentum"}
-    assert updates == set(names)
-    assert {found[n] for n, op in enumerate(vgg.node_ops) if op == "ResourceApplyMomentum"} == {"optimizer"}
 
 
 def test_a_keras_lstm_counts_every_step_of_its_loop() -> None:

@@ -8,11 +8,11 @@ import pytest
 from fathom_trace.builder import TraceBuilder
 from fathom_trace.errors import TraceError
 from fathom_trace.memory import memory
-from fathom_trace.tables import BUFFER_ALLOCATOR
+from fathom_trace.tables import BUFFER_ALLOCATOR, FETCH
 from fathom_trace.trace import Trace
 
 
-def chain() -> Trace:
+def chain(is_assigned: bool = True, is_fetched: bool = False) -> Trace:
     """a (400 B) -> b (800 B, and 1000 B of scratch) -> c (200 B, kept by an assignment to variable v of 200 B).
 
     us:  1: +400 (a)   3: +1000 scratch, +800 (b)   5: -1000   6: -400 (a freed)   7: +200 (c)   9: -800 (b freed)
@@ -24,7 +24,9 @@ def chain() -> Trace:
     b = builder.node("b", "Conv2D", inputs=[(a, 0)])
     c = builder.node("c", "Sum", inputs=[(b, 0)])
     handle = builder.node("v", "VarHandleOp")
-    assign = builder.node("assign", "AssignVariableOp", inputs=[(handle, 0), (c, 0)], writes=[variable])
+    assign = builder.node("assign", "AssignVariableOp", inputs=[(handle, 0), (c, 0)], writes=[variable] if is_assigned else [])
+    if is_fetched:
+        builder.interface("y", FETCH, c)
     buffers = [
         builder.add("buffers", origin=BUFFER_ALLOCATOR, address=4096 * (k + 1), size_bytes=s) for k, s in enumerate((400, 800, 200))
     ]
@@ -61,6 +63,47 @@ def test_what_persists_is_the_variables_new_buffer() -> None:
     found = memory(chain())
     assert found.final_bytes == 200
     assert [(b.variable, b.size_bytes) for b in found.replaced()] == [("v", 200)]
+
+
+@pytest.mark.parametrize(
+    ("outputs", "releases_us", "roles"),
+    [
+        (1, [None], ["tensor"]),
+        (2, [9, 9], ["tensor", "tensor"]),
+        (0, [5, 9], ["temporary", "ambiguous"]),
+        (1, [5, 9], ["temporary", "tensor"]),
+        (1, [5, 5], ["ambiguous", "ambiguous"]),
+        (1, [9, 9], ["ambiguous", "ambiguous"]),
+    ],
+)
+def test_scratch_of_an_output_s_size_is_told_by_when_it_was_given_back(
+    outputs: int, releases_us: list[int | None], roles: list[str]
+) -> None:
+    """One execution, until 5 us, allocates 400 B once or twice and has no, one or two outputs of 400 B."""
+    builder = TraceBuilder()
+    row = builder.execution(builder.node("a", "Relu"))
+    for port in range(outputs):
+        buffer = builder.add("buffers", origin=BUFFER_ALLOCATOR, address=4096 * (port + 1), size_bytes=400)
+        builder.output(row, port, "float32", [100], buffer=buffer)
+    step = builder.step(builder.end_structure(), start=[0], done=[5_000])
+    events = [(1, 400)] * len(releases_us) + [(us, -400) for us in releases_us if us is not None]
+    for us, size in events:
+        builder.add("allocations", step=step, execution=row, size_bytes=size, time=us * 1000, buffer=-1)
+    found = memory(builder.build())
+    assert [block.role for block in found.blocks] == roles
+    assert found.peak_bytes == 400 * len(releases_us) == sum(found.peak_by_role().values())
+
+
+def test_what_is_live_at_the_end_is_variables_outputs_or_unexplained() -> None:
+    """Of the chain's c, 200 B stay as v's buffer. Once c is fetched and no variable's, it is an output; else nobody knows."""
+    for trace, expected in (
+        (chain(), (200, 0, 0)),
+        (chain(is_assigned=False), (0, 0, 200)),
+        (chain(is_assigned=False, is_fetched=True), (0, 200, 0)),
+    ):
+        found = memory(trace)
+        assert (found.replaced_bytes, found.output_bytes, found.unexplained_bytes) == expected
+        assert found.final_bytes == 200
 
 
 def test_lifetimes() -> None:

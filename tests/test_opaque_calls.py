@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,14 @@ import pytest
 
 from fathom_trace.capture import Plan, capture
 from fathom_trace.checks import check
+from fathom_trace.cli import run as run_command
 from fathom_trace.costs import costs
 from fathom_trace.layers import layer_links
 from fathom_trace.loops.recover import constant_value
 from fathom_trace.node_graph import NodeGraph
 from fathom_trace.phases import ROLES, phases
 from fathom_trace.profile import profile
+from fathom_trace.store import load
 from fathom_trace.trace import Trace
 
 pytestmark = pytest.mark.capture
@@ -158,3 +161,63 @@ def test_a_loop_inside_is_opaque_with_its_share_of_time_and_never_zero() -> None
     assert table["opaque"].time_ns is not None
     assert table["opaque"].time_ns > 0
     assert profile(trace).coverage["macs"].time < 1  # type: ignore[operator]
+
+
+LOADED = """
+import numpy as np
+import tensorflow as tf
+
+model = tf.saved_model.load("model")
+
+
+def inside_another():
+    run = model.signatures["serving_default"]
+
+    @tf.function
+    def step(x):
+        return run(x=tf.nn.relu(x))["y"] + 1.0
+
+    return step, [np.ones([2, 3], np.float32)]
+"""
+
+
+def test_a_function_of_tensorflow_1_inside_another_is_incomplete_and_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its loop is written out, so TensorFlow does not inline it: 5 products are recorded under a name that stands in no graph."""
+    old = tf.compat.v1
+    old.disable_control_flow_v2()
+    try:
+        with old.Graph().as_default(), old.Session() as session:
+            x = old.placeholder(tf.float32, [2, 3], name="x_in")
+            _, y = old.while_loop(lambda i, _: i < 5, lambda i, y: (i + 1, tf.matmul(y, tf.eye(3), name="product")), (0, x))
+            old.saved_model.simple_save(session, str(tmp_path / "model"), {"x": x}, {"y": y})
+    finally:
+        old.enable_control_flow_v2()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(LOADED)
+    assert run_command(("capture", "mine.py:inside_another", "--steps", "1", "--warmup", "0", "-o", "mine.h5")) == 1
+    out = capsys.readouterr().out
+    trace = load("mine.h5")
+    step = trace.traced_steps[0]
+    unplaced = trace.provenance["unplaced_records"]
+    (products,) = [count for name, count in unplaced.items() if name.endswith("while/product")]
+    assert products == 5
+    assert not trace.steps.complete[step]
+    assert trace.steps.produced[step] - trace.steps.recorded[step] == sum(unplaced.values())
+    (call,) = trace.provenance["opaque_calls"]
+    assert trace.node_ops[trace.node_index[call]] == "PartitionedCall"
+    assert f"problem: {sum(unplaced.values())} records are of ops that stand in no executed graph" in out
+    assert f"inside '{call}', which TensorFlow ran as one call" in out
+    assert "capture its SavedModel folder itself, with --signature" in out
+    table = {row.key: row for row in profile(trace, by="kind").rows}
+    assert table["opaque"].macs is None
+
+
+def test_records_of_a_call_that_was_looked_into_are_not_lost() -> None:
+    """TensorFlow does not inline it and records what is in it under bare names; the trace has its ops expanded from the call."""
+    kept = tf.function(lambda x, w: tf.nn.relu(tf.matmul(x, w)), experimental_attributes={"_noinline": True})
+    trace = run(lambda x, w: kept(x, w) + 1.0, ones(4, 6), ones(6, 5))
+    assert trace.provenance["unplaced_records"]["MatMul"] == 1
+    assert [trace.output_shape(e) for e in inner(trace, "MatMul")] == [(4, 5)]
+    assert int(costs(trace).macs.sum()) == 4 * 5 * 6

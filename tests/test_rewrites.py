@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from fathom_trace.capture import CaptureRequest, Plan, capture_request
+from fathom_trace.cli import run
 from fathom_trace.errors import TraceError
 from fathom_trace.rewrites import FOLDED, MERGED, PRUNED, Changed, Removed, rewrites
+from fathom_trace.store import save
 from fathom_trace.trace import Trace
 from tests.captured_apart import capture_apart
 from tests.handmade import Hand
@@ -59,6 +62,50 @@ def test_unknown_macs_cannot_be_accounted_for() -> None:
     hand.op("odd", "NewFangledOp", hand.feed("x", (2, 3)), shape=(2, 5))
     with pytest.raises(TraceError, match="MACs of NewFangledOp are not known"):
         rewrites(hand.build(), executed("odd"))
+
+
+def stored(trace: Trace, path: Path, **provenance: object) -> str:
+    save(trace.replace(provenance={**trace.provenance, **provenance}), path)
+    return str(path)
+
+
+def test_the_command_lists_what_was_removed_and_adds_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """120 MACs in the source; 30 of each product are merged, folded, pruned and executed."""
+    source = stored(written().build(), tmp_path / "a.h5")
+    optimized = stored(executed("first/mm"), tmp_path / "b.pb", stage="optimized")
+    assert run(("rewrites", source, optimized)) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines[:5]] == [
+        ["MACs", "of", "the", "source", "120", "100.0%"], ["executed", "30", "25.0%"],
+        ["folded", "30", "25.0%"], ["merged", "30", "25.0%"], ["pruned", "30", "25.0%"],
+    ]  # fmt: skip
+    assert lines[5] == "30 executed + 90 removed = 120 of the source"
+    assert "second/mm  MatMul     30  merged into first/mm" in lines
+    assert run(("rewrites", source, optimized, "--top", "1", "--json")) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["source_macs"], found["executed_macs"], found["removed_macs"], found["added_macs"]) == (120, 30, 90, 0)
+    assert found["removed_by_reason"] == {"folded": 30, "merged": 30, "pruned": 30}
+    assert [item["node"] for item in found["removed"]] == ["second/mm"]
+
+
+def test_the_command_shows_products_of_another_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """24 MACs were executed where 30 were written: 24 + 90 = 120 - 6."""
+    source = stored(written().build(), tmp_path / "a.h5")
+    optimized = stored(executed("first/mm", columns=4), tmp_path / "b.h5", stage="optimized")
+    assert run(("rewrites", source, optimized)) == 0
+    out = capsys.readouterr().out
+    assert "24 executed + 90 removed = 120 of the source - 6 added\n" in out
+    assert out.splitlines()[-1].split() == ["first/mm", "MatMul", "30", "24"]
+
+
+def test_the_command_refuses_traces_that_cannot_be_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = stored(written().build(), tmp_path / "a.h5")
+    optimized = stored(executed("first/mm"), tmp_path / "b.h5", stage="optimized")
+    other = stored(executed("first/mm"), tmp_path / "c.h5", stage="optimized", batch_size=7)
+    assert run(("rewrites", optimized, source)) == 1
+    assert "b.h5 is a trace of stage 'optimized', not of 'source'; give the trace of stage source first" in capsys.readouterr().err
+    assert run(("rewrites", source, other)) == 1
+    assert "different programs: batch_size is '' in the first and 7 in the second" in capsys.readouterr().err
 
 
 PROGRAM = """

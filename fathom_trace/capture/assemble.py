@@ -27,6 +27,7 @@ from fathom_trace.capture.graph import (
 from fathom_trace.capture.lift import Lifted
 from fathom_trace.capture.opaque import Argument, InnerOp, expand, is_opaque_call
 from fathom_trace.capture.stepstats import RECORD_CAP, Signatures, StepRecords
+from fathom_trace.effects import access_groups
 from fathom_trace.trace import Trace
 
 IntColumn = NDArray[Any]
@@ -99,6 +100,7 @@ class Assembler:
         self._expanded: dict[tuple[str, tuple[Argument, ...]], list[InnerOp] | None] = {}
         self._handles = {self.node_index[v.node_name]: i for i, v in enumerate(lifted.variables) if v.node_name in self.node_index}
         self._holders = handle_holders(nodes, self._handles) if any(self._is_opaque) else {}
+        self._touched = _touched_variables(nodes, self._handles)
         self.memory_step: tuple[int, StepRecords] | None = None
         self._flow_nodes = [
             FlowNode(
@@ -116,7 +118,7 @@ class Assembler:
     def add_step(self, records: StepRecords, context: StepContext) -> int:
         """Add a traced step; returns its row."""
         canonical = np.lexsort((records.start, records.node))
-        key = records.node[canonical].tobytes() + b"|" + records.signature[canonical].tobytes()
+        key = b"|".join((records.node[canonical].tobytes(), records.signature[canonical].tobytes(), self._access_order(records)))
         number = self.structures.get(key)
         if number is None:
             number = self.structures[key] = self._add_structure(records, canonical)
@@ -125,12 +127,13 @@ class Assembler:
         self.is_capped |= records.total >= RECORD_CAP
         for name, count in records.unplaced.items():
             self.unplaced[name] = max(count, self.unplaced.get(name, 0))
-        missing_ends = self._missing_ends(records)
+        missing_ends, hidden = self._missing_ends(records), self._hidden(records)
         scheduled, start, end, done = (getattr(records, k)[pick] for k in ("scheduled", "start", "end", "done"))
         for column in (scheduled, end, done):
             column[structure.recorded :] = start[structure.recorded :]
         lane = np.zeros(len(pick), np.int16)
         lane[: structure.recorded] = lanes(start[: structure.recorded], done[: structure.recorded])
+        lost = structure.missing or structure.surplus or missing_ends or records.dropped
         step = self.builder.step(
             number,
             start,
@@ -144,8 +147,8 @@ class Assembler:
             input_preparation_bytes=context.input_preparation_bytes,
             synthetic_input=context.synthetic_input,
             recorded=structure.recorded,
-            produced=structure.recorded + max(structure.missing or missing_ends, records.dropped),
-            complete=not (structure.missing or structure.surplus or missing_ends or records.dropped or records.total >= RECORD_CAP),
+            produced=structure.recorded + max(structure.missing or missing_ends, records.dropped) + hidden,
+            complete=not (lost or hidden or records.total >= RECORD_CAP),
         )
         if records.memory is not None and self.memory_step is None:
             self.memory_step = step, records
@@ -154,12 +157,26 @@ class Assembler:
         self._add_spans(step, records, number)
         return step
 
+    def _access_order(self, records: StepRecords) -> bytes:
+        """In which order variables were read and written: where nothing but time settles it, steps may differ in it alone."""
+        sequences: dict[int, list[tuple[int, bool]]] = {}
+        touching = np.isin(records.node, np.array(sorted(self._touched), np.int64))
+        for node in records.node[touching].tolist():
+            for variable, writes in self._touched[node]:
+                sequences.setdefault(variable, []).append((node, writes))
+        return b"|".join(np.array(group, np.int32).tobytes() for group in access_groups(list(sequences.values())))
+
     def _missing_ends(self, records: StepRecords) -> int:
         """Fetches and targets that were not recorded: their absence means that the end of the step was lost."""
         ran = set(np.unique(records.node).tolist())
         ends = [i for i, n in enumerate(self.nodes) if n.op == "_Retval"]
         ends += [self.node_index[o.name] for o in self.lifted.targets if o.name in self.node_index]
         return sum(1 for e in ends if e not in ran)
+
+    def _hidden(self, records: StepRecords) -> int:
+        """Records that have no place in the trace. Those of a call that could be looked into have one: the executions expanded from it."""
+        has_calls = any(self._is_opaque)
+        return 0 if has_calls and not self.unexpanded else sum(records.unplaced.values())
 
     def _add_spans(self, step: int, records: StepRecords, structure: int) -> None:
         if not records.spans:
@@ -499,6 +516,16 @@ class Assembler:
                 self.builder.add("allocations", step=step, execution=base + k, size_bytes=size, time=when, buffer=owner)
         self.builder.sort_allocations()
         return buffers
+
+
+def _touched_variables(nodes: Sequence[GraphNode], handles: Mapping[int, int]) -> dict[int, list[tuple[int, bool]]]:
+    """Per node that touches variables which some node writes: the variables, and whether it writes them."""
+    reads, writes = variable_access(nodes, handles)
+    written = {variable for node in writes for variable in node}
+    touched = (
+        [(v, v in wrote) for v in dict.fromkeys([*read, *wrote]) if v in written] for read, wrote in zip(reads, writes, strict=True)
+    )
+    return {node: found for node, found in enumerate(touched) if found}
 
 
 def slot_position(outputs: Sequence[tuple[int, int, int]], slot: int) -> int:

@@ -7,6 +7,8 @@ TensorFlow records every iteration of a loop under the same name, without a numb
 * a loop header (a Merge fed by a NextIteration) has iterations 0..n of each instance, where n is read off the recorded output slots of a
   Switch that the loop's condition drives: n times slot 1, closed by slot 0;
 * a Switch splits its tags by recorded slot; the Merge that joins a branch unites them; an Exit drops the last element;
+* a ControlTrigger (gradient loops of TensorFlow 1 have them) runs wherever its frame is, also where all that it waits for is dead: in
+  the iteration that only ends a loop, and once in a loop that is not entered, for TensorFlow sends dead tokens through that one too;
 * every other node runs for the tags that all its inputs have.
 
 Zipping a node's tags with its records in start order is exact because lifting sets `parallel_iterations` to 1. Unequal counts mean that
@@ -26,6 +28,7 @@ from fathom_trace.errors import CaptureError
 ENTER, EXIT = frozenset({"Enter", "RefEnter"}), frozenset({"Exit", "RefExit"})
 MERGE, NEXT = frozenset({"Merge", "RefMerge"}), frozenset({"NextIteration", "RefNextIteration"})
 SWITCH = frozenset({"Switch", "RefSwitch", "_SwitchN"})
+TRIGGER = "ControlTrigger"
 ROOT = 0
 
 Tags = tuple[int, ...]
@@ -99,7 +102,9 @@ class FlowAnalysis:
         self.missing: list[Missing] = []
         self.surplus: list[Missing] = []
         self._meets: dict[tuple[int, int], tuple[Tags, Tags, Tags]] = {}
+        self._everywhere: dict[str, Tags] = {}
         self._find_frames()
+        self._frame_of = self._static_frames() if any(node.op == TRIGGER for node in nodes) else []
 
     # --- walking ----------------------------------------------------------------------------------------------------------------
 
@@ -197,6 +202,8 @@ class FlowAnalysis:
             tags = frame.tags
         elif spec.op in MERGE:
             tags = tuple(sorted({t for p, port in spec.inputs for t in self._live(p, port)}))
+        elif spec.op == TRIGGER:
+            tags = self._all_tags(self._frame_of[node])
         else:
             tags = self._common(spec)
         if spec.op in EXIT:
@@ -257,6 +264,45 @@ class FlowAnalysis:
         for enter in frame.enters:
             known = {self.paths[t][0]: t for t in tags if self.paths[t][3] == 0}
             self.out_tags[enter] = tuple(known.get(p, -1) for p in self.in_tags[enter])
+
+    def _static_frames(self) -> list[str]:
+        """The loop that each node lies in, by name; empty outside loops."""
+        found = [""] * len(self.nodes)
+        around = {"": ""}
+        for node in self._order():
+            spec = self.nodes[node]
+            inputs = [p for p, _ in spec.inputs if self.nodes[p].op not in NEXT] + list(spec.control)
+            inner = found[inputs[0]] if inputs else ""
+            if spec.op in ENTER:
+                around[spec.frame], inner = inner, spec.frame
+            elif spec.op in EXIT:
+                inner = around[inner]
+            found[node] = inner
+        self._around = around
+        return found
+
+    def _all_tags(self, name: str) -> Tags:
+        """The tags of a loop's iterations and, for each time that it is not entered, of one in which everything is dead."""
+        if not name:
+            return ROOT_TAGS
+        if name not in self._everywhere:
+            frame = self.frames[name]
+            self._open(frame)
+            live: dict[int, list[int]] = {}
+            for tag in frame.tags:
+                live.setdefault(self.paths[tag][0], []).append(tag)
+            number, instance = self.frame_number[name], len(live)
+            found: list[int] = []
+            for parent in self._all_tags(self._around[name]):
+                if parent not in live:
+                    live[parent] = [len(self.paths)]
+                    self.paths.append((parent, number, instance, 0))
+                    self.first_of.append(live[parent][0])
+                    self.next_of.append(-1)
+                    instance += 1
+                found += live[parent]
+            self._everywhere[name] = tuple(found)
+        return self._everywhere[name]
 
     def _trips(self, frame: Frame) -> list[int]:
         """Trip count of each instance: the longest account among the loop's Switches, should records be missing."""

@@ -2,7 +2,8 @@
 
 Calls within a call are inlined, variables that it is given stand in it as variables, so that the shapes of what reads them are known. What
 the call returns is a `_Retval` for each output, by which a consumer of the call is joined to what really made its value. The time stays
-on the call. What is inside a loop or branch of a compiled function is not expanded: how often it ran cannot be known.
+on the call. What is inside a loop or branch of a compiled function is not expanded: how often it ran cannot be known. A function in which
+TensorFlow 1 wrote loops or branches out is not expanded at all, for the same reason.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
 
 from fathom_trace.capture.graph import attributes, output_offset
+from fathom_trace.capture.legacy import WRITTEN_OUT
 
 CALL_OPS = frozenset({"PartitionedCall", "StatefulPartitionedCall", "XlaLaunch"})
 _HANDLES = (tf.resource, tf.variant)
@@ -91,7 +93,7 @@ def _add_argument(definition: Any, name: str, argument: Argument) -> None:
 
 
 class _HiddenError(Exception):
-    """A function is not in the library, or calls itself."""
+    """A function is not in the library, calls itself, or has loops or branches written out."""
 
 
 class _Inliner:
@@ -108,7 +110,7 @@ class _Inliner:
             _HiddenError: it cannot be inlined.
         """
         definition = self.library.get(function)
-        if definition is None or depth > _MAX_DEPTH:
+        if definition is None or depth > _MAX_DEPTH or any(node.op in WRITTEN_OUT for node in definition.node_def):
             raise _HiddenError
         bodies = {node.name: node for node in definition.node_def}
         given = {arg.name: value for arg, value in zip(definition.signature.input_arg, arguments, strict=True)}

@@ -1,7 +1,8 @@
-"""Run a program under full tracing and write what it executed. A trace that is not complete is written too, with exit status 1.
+"""Run a program under full tracing and write what it executed. A trace that is not sound is written too, with exit status 1.
 
 The program is a workload, or one of your own: a Keras file, a SavedModel folder, or file.py:callable. `all` captures every workload in
-both modes into a folder, each in a process of its own, and goes on after a failure.
+both modes into a folder, each in a process of its own, and goes on after a failure. A trace is not sound when executions are missing
+from it, when its dependencies contradict its times or its graph, or when times are out of order; it says which, and what to do.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
         save(trace, file, force=arguments.force)
     summary = summarize(trace, file)
     print_json(summary.to_dict()) if arguments.json else print_summary(summary)
-    return 0 if summary.checks.complete else 1
+    return 0 if summary.checks.is_sound else 1
 
 
 def _run_all(arguments: argparse.Namespace) -> int:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fathom_trace.memory import Memory
     from fathom_trace.trace import Trace
 
-EXAMPLES = ("fathom-trace memory vgg-training.h5", "fathom-trace memory vgg-training.h5 --top 20 --json")
+EXAMPLES = ("fathom-trace memory vgg-training.h5", "fathom-trace memory vgg-training.h5 --top 20 --json --phase forward")
 
 COLUMNS = 60
 BARS = " ▁▂▃▄▅▆▇█"
@@ -59,12 +59,11 @@ def _print(trace: Trace, found: Memory, top: int) -> None:
     print(f"variables before the step: {format_bytes(found.variable_bytes)}")
     again = f", {found.allocated_bytes / peak:.1f} times the peak" if peak else ""
     print(f"allocated over the step:   {format_bytes(found.allocated_bytes)}{again}")
-    replaced = sum(b.size_bytes for b in found.replaced())
-    print(
-        f"live at its end:           {format_bytes(found.final_bytes)}, of which {format_bytes(replaced)} replace the buffers of",
-        end="",
-    )
-    print(f" {len(found.replaced())} variables")
+    parts = [f"{format_bytes(found.replaced_bytes)} in place of the buffers of {len(found.replaced())} variables"]
+    parts.append(f"{format_bytes(found.output_bytes)} of outputs")
+    if found.unexplained_bytes:
+        parts.append(f"{format_bytes(found.unexplained_bytes)} unexplained")
+    print(f"live at its end:           {format_bytes(found.final_bytes)}: {', '.join(parts)}")
     shares = (f"{role} {format_bytes(size)} ({format_share(size / peak)})" for role, size in found.peak_by_role().items() if peak)
     print(f"at the peak:               {', '.join(shares)}")
     if found.unpaired_releases:
@@ -85,6 +84,13 @@ def _print(trace: Trace, found: Memory, top: int) -> None:
             for r in rows
         ],
     )
+    replaced = sorted(found.replaced(), key=lambda block: -block.size_bytes)
+    if replaced:
+        print("\nvariables whose buffers were replaced")
+        made_by = [(b.variable, describe_block(trace, b)["name"], format_bytes(b.size_bytes)) for b in replaced[:top]]
+        print_table(("variable", "by operation", "bytes"), made_by, left=(0, 1))
+        if len(replaced) > top:
+            print(f"and {len(replaced) - top} more")
 
 
 def curve(found: Memory) -> str:
