@@ -15,13 +15,49 @@ from fathom_trace.whatif.recording import Bool, Float, Int64
 WIDTH = 16
 """Scenarios that one pass over the dependencies takes side by side: two cache lines of their ends an execution."""
 
+FEW = 5
+"""Up to so many scenarios, one after the other is faster than side by side."""
 
-@numba.njit(cache=True)
+
 def longest_paths(offsets: Int64, producer: Int64, base: Float, tail: Float, duration: Float, gap: Float) -> Float:
     """Makespan on unlimited workers of each scenario, `[scenarios]`, for durations `[scenarios, executions]`.
 
     `gap` is `[1, executions]` for all, or `[scenarios, executions]`; `base` and `tail` are the recording's.
     """
+    left = len(duration) % WIDTH
+    wide = len(duration) - left if left <= FEW else len(duration)
+    own = len(gap) > 1
+    result = np.zeros(len(duration))
+    if wide:
+        result[:wide] = _side_by_side(offsets, producer, base, tail, duration[:wide], gap[:wide] if own else gap)
+    for k in range(wide, len(duration)):
+        result[k] = _alone(offsets, producer, base, tail, duration[k], gap[k if own else 0])
+    return result
+
+
+@numba.njit(cache=True)
+def _alone(offsets: Int64, producer: Int64, base: Float, tail: Float, duration: Float, gap: Float) -> float:
+    """Makespan of one scenario on unlimited workers."""
+    end, last = np.empty(len(duration)), 0.0
+    for i in range(len(duration)):
+        free = 0.0
+        for edge in range(offsets[i], offsets[i + 1]):
+            ended = end[producer[edge]]
+            free = ended if ended > free else free
+        body = duration[i]
+        if tail[i] != 0.0:
+            body = duration[i] - tail[i] * (duration[i] / base[i] if base[i] > 0.0 else 1.0)
+        body = body if body > 0.0 else 0.0
+        start = free + gap[i]
+        end[i] = start + body
+        done = start + duration[i]
+        last = done if done > last else last
+    return last
+
+
+@numba.njit(cache=True)
+def _side_by_side(offsets: Int64, producer: Int64, base: Float, tail: Float, duration: Float, gap: Float) -> Float:
+    """`longest_paths`, `WIDTH` scenarios at a time."""
     scenarios, count = duration.shape
     result = np.zeros(scenarios)
     end = np.empty((count, WIDTH))
