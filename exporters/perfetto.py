@@ -15,7 +15,6 @@ step whose allocations were recorded.
 
 from __future__ import annotations
 
-import heapq
 import json
 import re
 from collections import defaultdict
@@ -30,6 +29,7 @@ import numpy as np
 from fathom_trace import digits, wire
 from fathom_trace.errors import ExportError
 from fathom_trace.exporter import TARGET_PARSED, CheckReport, ExportedLayer, ExportReport, Target, read_report
+from fathom_trace.lanes import disjoint
 from fathom_trace.layers import layer_names
 from fathom_trace.memory import memory
 from fathom_trace.ops import kind
@@ -216,24 +216,6 @@ def _add_step(scene: Scene, view: StepView, label: _Labels, shown: Sequence[int]
 def _add_row(scene: Scene, process: int, name: str) -> int:
     scene.rows.append(Row(len(scene.rows), process, name))
     return len(scene.rows) - 1
-
-
-def disjoint(intervals: Iterable[tuple[int, int, int]]) -> list[list[int]]:
-    """(start, duration, item) dealt to as few rows as possible so that none overlaps another of its row: the items of each row.
-
-    What takes 0 ns counts as 1 ns: two that begin at one time on one row would be one in the other, for a reader.
-    """
-    rows: list[list[int]] = []
-    free: list[tuple[int, int]] = []
-    for start, duration, item in sorted(intervals, key=lambda each: (each[0], each[2])):
-        if free and free[0][0] <= start:
-            _, row = heapq.heappop(free)
-        else:
-            row = len(rows)
-            rows.append([])
-        rows[row].append(item)
-        heapq.heappush(free, (start + max(duration, 1), row))
-    return rows
 
 
 def _add_spans(scene: Scene, view: StepView, at: Mapping[int, int], offset_ns: int) -> list[tuple[int, int]]:

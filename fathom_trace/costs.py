@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fathom_trace import tables
 from fathom_trace.cost_rules import Call, Operand, Rule, UnknownPartError, find
+from fathom_trace.cost_rules.call import INPUT, Part, whole_outputs
 from fathom_trace.errors import TraceError
 from fathom_trace.ops import UNKNOWN, canonical, kind
 from fathom_trace.trace import Trace
@@ -68,12 +69,12 @@ class Costs:
         """Bytes read and written."""
         return np.asarray(self.bytes_read + self.bytes_written)
 
-    def known(self, what: str) -> Mask:
     def only(self, mask: Mask) -> Costs:
         """The costs of some of the executions, without their rows."""
         columns = {f.name: getattr(self, f.name)[mask] for f in fields(self) if isinstance(getattr(self, f.name), np.ndarray)}
         return replace(self, **columns, op_types=tuple(compress(self.op_types, mask.tolist())))
 
+    def known(self, what: str) -> Mask:
         """Whether `macs`, `flops` or `bytes` are known, per execution."""
         return {"macs": self.macs_known, "flops": self.flops_known, "bytes": self.bytes_known}[what]
 
@@ -122,12 +123,38 @@ def costs(trace: Trace, structure: int | None = None) -> Costs:
     )
 
 
+def parts_by_signature(trace: Trace, structure: int) -> Iterator[tuple[Int64, list[Part], list[Part]]]:
+    """Executions of a structure (local numbers, ascending) that cost the same, with what each reads and what it writes, place by place.
+
+    The bytes are those of `costs`. What moves none, or of which the bytes are not known, is left out.
+    """
+    rows = trace.structure_rows(structure)
+    signature, examples = _signatures(trace, rows)
+    parents = trace.executions.parent[rows].astype(np.int64) - rows.start
+    signature[parents[parents >= 0]] = len(examples)
+    order = np.argsort(signature, kind="stable")
+    bounds = np.searchsorted(signature[order], np.arange(len(examples) + 1))
+    for number, row in enumerate(examples.tolist()):
+        runs = order[bounds[number] : bounds[number + 1]]
+        values, known = np.zeros(4, np.int64), np.zeros(3, bool)
+        _cost_of(trace, row + rows.start, values, known, {})
+        if len(runs) and known[2] and values[2:].any():
+            call, rule = _call(trace, row + rows.start), find(canonical(trace.node_ops[int(trace.executions.node[row + rows.start])]))
+            if trace.executions.kind[row + rows.start] == tables.EXECUTION_COPY or rule is None:
+                yield runs, [Part(INPUT, 0, call.output_bytes)], whole_outputs(call)
+            else:
+                yield runs, rule.traffic.reads(call), rule.traffic.writes(call)
+
+
 def _cost_of(trace: Trace, row: int, values: Int64, known: Mask, reasons: dict[str, str]) -> None:
     """Fill in macs, flops, bytes read and written of one execution, and which of them are known."""
     node = int(trace.executions.node[row])
     op_type = trace.node_ops[node]
     known[0] = kind(op_type) not in MAY_MULTIPLY
     call = _call(trace, row)
+    if trace.executions.kind[row] == tables.EXECUTION_OUTSIDE:
+        known[:] = True
+        return
     if trace.executions.kind[row] == tables.EXECUTION_COPY:
         values[:], known[:] = (0, 0, call.output_bytes, call.output_bytes), True
         return
@@ -152,9 +179,6 @@ def _cost_of(trace: Trace, row: int, values: Int64, known: Mask, reasons: dict[s
         values[:], known[:] = (macs, 2 * macs + operations, read, written), True
 
 
-    if trace.executions.kind[row] == tables.EXECUTION_OUTSIDE:
-        known[:] = True
-        return
 def _operations(rule: Rule, call: Call) -> int | str:
     """Elementwise and reduction operations, or why they have no formula: what is fused into a product may be unknown, the product is not.
 

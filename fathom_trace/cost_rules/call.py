@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 Count = Callable[["Call"], int]
+Parts = Callable[["Call"], "list[Part]"]
+
+INPUT, OUTPUT, VARIABLE, LIST = range(4)
+"""Places: an input, an output, a variable that the node updates, the elements of the list that it reads or makes."""
 
 
 class UnknownPartError(Exception):
@@ -62,26 +66,57 @@ class Call:
         return sum(operand.size_bytes for operand in self.outputs.values())
 
 
+class Part(NamedTuple):
+    """Bytes of one place that an execution reads or writes: `number` is the input's position, the output's port, or which variable."""
+
+    place: int
+    number: int
+    size_bytes: int
+
+
 @dataclass(frozen=True)
 class Traffic:
-    """How many bytes an execution reads and writes: the formula as text and as code."""
+    """What an execution reads and writes: the formula as text, and as code the bytes of each place."""
 
     text: str
-    read: Count
-    written: Count
+    reads: Parts
+    writes: Parts
+
+    def read(self, call: Call) -> int:
+        """Bytes read."""
+        return sum(part.size_bytes for part in self.reads(call))
+
+    def written(self, call: Call) -> int:
+        """Bytes written."""
+        return sum(part.size_bytes for part in self.writes(call))
 
 
-TENSORS = Traffic("each distinct input once + each output once", lambda c: c.input_bytes, lambda c: c.output_bytes)
-ALIAS = Traffic("0: the output is memory that already holds the value", lambda c: 0, lambda c: 0)
-GENERATED = Traffic("each output once; no input's values are read", lambda c: 0, lambda c: c.output_bytes)
+def whole_inputs(call: Call, besides: Collection[int] = ()) -> list[Part]:
+    """Each distinct input, but for some positions."""
+    return [Part(INPUT, i, o.size_bytes) for i, o in enumerate(call.inputs) if not o.is_repeated and i not in besides]
+
+
+def whole_outputs(call: Call) -> list[Part]:
+    """Each output."""
+    return [Part(OUTPUT, port, operand.size_bytes) for port, operand in call.outputs.items()]
+
+
+def nothing(call: Call) -> list[Part]:
+    """No bytes."""
+    return []
+
+
+TENSORS = Traffic("each distinct input once + each output once", whole_inputs, whole_outputs)
+ALIAS = Traffic("0: the output is memory that already holds the value", nothing, nothing)
+GENERATED = Traffic("each output once; no input's values are read", nothing, whole_outputs)
 
 
 def selected(source: int) -> Traffic:
     """The traffic of an op that takes a part of input `source`: only the part is read."""
     return Traffic(
         "the selected part (as large as the output) and the other inputs once + each output once",
-        lambda c: c.output_bytes + c.input_bytes - c.inputs[source].size_bytes,
-        lambda c: c.output_bytes,
+        lambda c: [Part(INPUT, source, c.output_bytes), *whole_inputs(c, (source,))],
+        whole_outputs,
     )
 
 

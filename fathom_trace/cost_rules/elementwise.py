@@ -5,13 +5,15 @@ picks a branch counts 1, and every element counts the longer branch.
 
 from __future__ import annotations
 
-from fathom_trace.cost_rules.call import Call, Rule, Traffic, rule
+from fathom_trace.cost_rules.call import INPUT, VARIABLE, Call, Part, Rule, Traffic, nothing, rule, whole_inputs
 
 _KERNEL = "the expression of TensorFlow's kernel"
 _FUNCTION = "one function or comparison per output element"
-_CHECKED = Traffic("the input once; it is handed on, not copied", lambda c: c.input_bytes, lambda c: 0)
+_CHECKED = Traffic("the input once; it is handed on, not copied", whole_inputs, nothing)
 _IN_PLACE = Traffic(
-    "the variable and the value once + the variable once", lambda c: 2 * c.inputs[1].size_bytes, lambda c: c.inputs[1].size_bytes
+    "the variable and the value once + the variable once",
+    lambda c: [Part(INPUT, 1, c.inputs[1].size_bytes), Part(VARIABLE, 0, c.inputs[1].size_bytes)],
+    lambda c: [Part(VARIABLE, 0, c.inputs[1].size_bytes)],
 )
 
 

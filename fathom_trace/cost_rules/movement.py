@@ -5,7 +5,24 @@ exists before the step.
 
 from __future__ import annotations
 
-from fathom_trace.cost_rules.call import ALIAS, GENERATED, TENSORS, Call, Rule, Traffic, none, rule, selected
+from fathom_trace.cost_rules.call import (
+    ALIAS,
+    GENERATED,
+    INPUT,
+    LIST,
+    TENSORS,
+    VARIABLE,
+    Call,
+    Part,
+    Rule,
+    Traffic,
+    none,
+    nothing,
+    rule,
+    selected,
+    whole_inputs,
+    whole_outputs,
+)
 from fathom_trace.ops import op_types
 
 
@@ -26,15 +43,19 @@ def _updates(ops: str, per_element: int, text: str) -> Rule:
 
     traffic = Traffic(
         "the inputs, and the rows that change if their old values count + the rows",
-        lambda c: c.input_bytes + per_element * c.inputs[2].size_bytes,
-        lambda c: c.inputs[2].size_bytes,
+        lambda c: [*whole_inputs(c), Part(VARIABLE, 0, per_element * c.inputs[2].size_bytes)],
+        lambda c: [Part(VARIABLE, 0, c.inputs[2].size_bytes)],
     )
     return rule(ops, "elements of the updates" if per_element else "0", operations, text, traffic)
 
 
 _SLICE_OF_INPUT_0 = selected(0)
-_LISTED = Traffic("the elements as they are stacked + each output once", lambda c: c.output_bytes, lambda c: c.output_bytes)
-_TO_LIST = Traffic("the tensor + as much, in the list's elements", lambda c: c.inputs[0].size_bytes, lambda c: c.inputs[0].size_bytes)
+_LISTED = Traffic("the elements as they are stacked + each output once", lambda c: [Part(LIST, 0, c.output_bytes)], whole_outputs)
+_TO_LIST = Traffic(
+    "the tensor + as much, in the list's elements",
+    lambda c: [Part(INPUT, 0, c.inputs[0].size_bytes)],
+    lambda c: [Part(LIST, 0, c.inputs[0].size_bytes)],
+)
 
 RULES = (
     _moves(" ".join(op for op in op_types("control") if op not in ("Assert", "Abort", "RefSelect")), "only steers execution", ALIAS),
@@ -70,7 +91,7 @@ RULES = (
     _moves("Shape ShapeN Size Rank VariableShape", "made from the shape", GENERATED),
     _moves("Fill ZerosLike OnesLike Range", "written without reading values", GENERATED),
     _moves("Empty", "memory, filled with zeros if `init`",
-           Traffic("0 + the output, if `init`", lambda c: 0, lambda c: c.output_bytes if c.flag("init") else 0)),
+           Traffic("0 + the output, if `init`", nothing, lambda c: whole_outputs(c) if c.flag("init") else [])),
     _moves(
         """
         Slice StridedSlice Gather GatherNd GatherV2 ResourceGather ResourceGatherNd

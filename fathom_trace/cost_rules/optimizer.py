@@ -6,16 +6,19 @@ The variable and its slots are as large as the gradient (for the sparse forms: t
 
 from __future__ import annotations
 
-from fathom_trace.cost_rules.call import Count, Rule, Traffic, rule
+from fathom_trace.cost_rules.call import VARIABLE, Call, Count, Part, Rule, Traffic, rule, whole_inputs
 
 _SOURCE = "tensorflow/core/kernels/training_ops.cc"
 
 
 def _traffic(states: int, position: int) -> Traffic:
+    def touched(call: Call) -> list[Part]:
+        return [Part(VARIABLE, k, call.inputs[position].size_bytes) for k in range(states)]
+
     return Traffic(
         f"the inputs, and the variable and its {states - 1} slots, each as large as the gradient + the variable and its slots",
-        lambda c: c.input_bytes + states * c.inputs[position].size_bytes,
-        lambda c: states * c.inputs[position].size_bytes,
+        lambda c: [*whole_inputs(c), *touched(c)],
+        touched,
     )
 
 

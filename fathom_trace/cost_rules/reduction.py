@@ -6,13 +6,16 @@ from __future__ import annotations
 
 from math import ceil, log2
 
-from fathom_trace.cost_rules.call import Call, Traffic, rule
+from fathom_trace.cost_rules.call import INPUT, Call, Part, Traffic, rule, whole_inputs, whole_outputs
 
 _ACCUMULATE = "each input element enters an accumulator or a comparison"
 _GATHERED = Traffic(
     "the rows that the indices name and the other inputs once + each output once",
-    lambda c: _gathered(c) * (c.inputs[0].size_bytes // max(c.inputs[0].elements, 1)) + c.input_bytes - c.inputs[0].size_bytes,
-    lambda c: c.output_bytes,
+    lambda c: [
+        Part(INPUT, 0, _gathered(c) * (c.inputs[0].size_bytes // max(c.inputs[0].elements, 1))),
+        *whole_inputs(c, (0,)),
+    ],
+    whole_outputs,
 )
 
 
