@@ -220,6 +220,7 @@ def test_random_copies_keep_order_and_dependencies(seed: int) -> None:
 def test_the_critical_path_goes_through_copies(tmp_path: Path) -> None:
     projection = project(sandwich(), accelerate(tmp_path, ROOFLINE), Settings(workers=3))
     path = projection.critical_path
+    assert "the replay lets the accelerator run as many executions at once as there are workers: 3" in projection.notes
     assert [c.op for c in path] == ["Placeholder", "(transfer)", "MatMul", "(transfer)", "Relu", "(transfer)", "MatMul"]
     assert sum(c.gap_ns + c.time_ns for c in path) == pytest.approx(projection.unlimited.after_ns)
     assert [c.execution >= 0 for c in path] == [True, False, True, False, True, False, True]

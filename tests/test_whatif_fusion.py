@@ -58,6 +58,15 @@ def test_with_a_bandwidth_what_intermediates_took_is_saved() -> None:
     assert after("fuse:BiasAdd+Relu@200GB/s")[0] == pytest.approx(171 - 55 + 3 + 40)
 
 
+def test_the_model_is_said() -> None:
+    assert (
+        "'fuse:BiasAdd+Relu': each takes the time of its longest part"
+        in project(network(), parse_scenario(["fuse:BiasAdd+Relu"])).notes
+    )
+    [note] = project(network(), parse_scenario(["fuse:BiasAdd+Relu@20GB/s"])).notes
+    assert "less what its intermediates took at 20.0 GB/s" in note
+
+
 def test_parts_are_selected_as_anything_else() -> None:
     assert after("fuse:name:bias*+Relu") == after("fuse:BiasAdd+Relu")
     projection = project(network(), parse_scenario(["fuse:BiasAdd+Relu"]))

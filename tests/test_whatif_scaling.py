@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -129,6 +130,14 @@ def test_another_number_of_threads_is_projected_exactly(captured: int, wanted: i
     assert projection.makespan_ns == pytest.approx(float(truth.steps.span_ns[0]), rel=1e-9)
     measured = {o.op: o.before_ns for o in project(truth, parse_scenario([])).ops}
     assert {o.op: o.after_ns for o in projection.ops} == pytest.approx(measured)
+
+
+def test_what_the_times_rest_on_is_said() -> None:
+    """Fitted without Relu, which is then scaled by its kind's (BiasAdd): 8 us of 72."""
+    model = fit_scaling([capture(n) for n in (1, 2)])
+    less = replace(model, ops={op: fit for op, fit in model.ops.items() if op != "Relu"})
+    [note] = project(capture(1), parse_scenario(["threads:2"], Context(scaling=less))).notes
+    assert note == "'threads:2': serial fractions fitted at 1, 2 threads; 11.1% of the op time has that of its kind or of everything"
 
 
 def test_more_gain_than_threads_is_kept_as_found_and_used_as_none_serial() -> None:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from fathom_trace.errors import FathomError, ScenarioError
 from fathom_trace.trace import Trace
 from fathom_trace.whatif.baseline import Baseline, Settings, base_of
-from fathom_trace.whatif.projection import Estimate, anomaly_notes, estimates, finite, overlap_notes, share_of
+from fathom_trace.whatif.projection import Estimate, anomaly_notes, change_notes, estimates, finite, share_of
 from fathom_trace.whatif.replay import BATCH_VALUES
 from fathom_trace.whatif.scenario import Scenario
 
@@ -88,7 +88,7 @@ def project_all(trace: Trace, scenarios: Mapping[str, Scenario], settings: Setti
                 raise ScenarioError(f"scenario '{name}': {error}") from None
         found = estimates(base, changed, [times.limit() for times in changed])
         for name, times, three in zip(part, changed, found, strict=True):
-            notes = (*overlap_notes(times), *times.notes, *anomaly_notes(three[1]))
+            notes = (*change_notes(times, base.workers), *anomaly_notes(three[1]))
             untouched = share_of(base.recording.duration_ns, ~times.changed)
             rows.append(Compared(name, str(scenarios[name]), int(times.changed.sum()), untouched, *three, notes))
     return Comparison(base.title, base.workers, base.priority, len(base.recording), base.baseline, tuple(rows), base.notes)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from fathom_trace.errors import OptionError, ScenarioError
 from fathom_trace.trace import Trace
-from fathom_trace.units import NS_PER_S, parse_quantity
+from fathom_trace.units import NS_PER_S, format_bytes, parse_quantity
 from fathom_trace.whatif.recording import Bool, Float
 from fathom_trace.whatif.selection import Executed, Selection, parse_selection
 
@@ -44,6 +44,15 @@ class Fuse:
     def __str__(self) -> str:
         rate = "" if self.bandwidth_bytes_per_s is None else f"@{self.bandwidth_bytes_per_s:.12g}B/s"
         return PREFIX + "+".join(map(str, self.parts)) + rate
+
+    @property
+    def model(self) -> str:
+        """How long a fused execution takes, for a note."""
+        longest = "the time of its longest part"
+        if self.bandwidth_bytes_per_s is None:
+            return f"'{self}': each takes {longest}"
+        saved = format_bytes(self.bandwidth_bytes_per_s)
+        return f"'{self}': each takes the time of its parts less what its intermediates took at {saved}/s, and no less than {longest}"
 
     def apply(self, among: Executed, duration_ns: Float, gap_ns: Float) -> Bool:
         """Put the time of each chain on its last part and its dispatch with it."""

@@ -234,7 +234,7 @@ def project(trace: Trace, scenario: Scenario, settings: Settings | None = None) 
         unlimited=unlimited,
         ops=_op_times(base.recording, base.executed.names("op"), times),
         coincide=_coinciding(amdahl, replay, unlimited, base.workers),
-        notes=(*base.notes, *overlap_notes(times), *times.notes, *anomaly_notes(replay)),
+        notes=(*base.notes, *change_notes(times, base.workers), *anomaly_notes(replay)),
         recording=base.recording,
         times=times,
         executed=base.executed,
@@ -263,9 +263,12 @@ def workers_text(workers: int) -> str:
     return f"{workers} worker{'' if workers == 1 else 's'}"
 
 
-def overlap_notes(times: Times) -> list[str]:
-    """Says when changes meet in one execution."""
-    return [f"executions that more than one change selects, and that they change in turn: {times.overlap}"] if times.overlap else []
+def change_notes(times: Times, workers: int) -> list[str]:
+    """What must be known of the changes: what they rest on, and where they meet in one execution."""
+    notes = [f"executions that more than one change selects, and that they change in turn: {times.overlap}"] if times.overlap else []
+    if times.transfers is not None and workers > 1:
+        notes.append(f"the replay lets the accelerator run as many executions at once as there are workers: {workers}")
+    return [*notes, *times.notes]
 
 
 def share_of(duration_ns: Float, mask: Bool) -> float:

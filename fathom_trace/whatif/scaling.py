@@ -22,6 +22,7 @@ import numpy as np
 
 from fathom_trace.errors import ScenarioError
 from fathom_trace.trace import Trace
+from fathom_trace.units import format_share
 from fathom_trace.whatif.recording import Bool, Float
 from fathom_trace.whatif.selection import Executed
 
@@ -204,6 +205,14 @@ class Threads:
 
     def __str__(self) -> str:
         return f"{PREFIX}{self.threads}"
+
+    def note(self, among: Executed, duration_ns: Float) -> str:
+        """What the times rest on, with the share of op time whose op type has no fit of its own."""
+        alone = np.array([op in self.model.ops for op in among.names("op")], bool)
+        whole = float(duration_ns.sum())
+        share = format_share(float(duration_ns[~alone].sum()) / whole if whole > 0 else 0.0)
+        fitted = ", ".join(map(str, self.model.threads))
+        return f"'{self}': serial fractions fitted at {fitted} threads; {share} of the op time has that of its kind or of everything"
 
     def apply(self, among: Executed, duration_ns: Float, gap_ns: Float) -> Bool:
         """Scale every duration by its op type's fit; gaps stay."""

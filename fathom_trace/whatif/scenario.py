@@ -31,12 +31,12 @@ from fathom_trace.units import NS_PER_MS, NS_PER_S, NS_PER_US
 from fathom_trace.whatif.accelerator import PREFIX as HARDWARE
 from fathom_trace.whatif.accelerator import Accelerate, read_accelerator
 from fathom_trace.whatif.fusion import PREFIX as FUSE
-from fathom_trace.whatif.fusion import parse_fuse
+from fathom_trace.whatif.fusion import Fuse, parse_fuse
 from fathom_trace.whatif.predicate import PREFIX as PREDICATE
 from fathom_trace.whatif.predicate import Predicate
 from fathom_trace.whatif.recording import Bool, Float, Int64, Recording
 from fathom_trace.whatif.scaling import PREFIX as THREADS
-from fathom_trace.whatif.scaling import ScalingModel, parse_threads
+from fathom_trace.whatif.scaling import ScalingModel, Threads, parse_threads
 from fathom_trace.whatif.selection import Executed, Selection, parse_selection
 from fathom_trace.whatif.transfers import Transfers, places, with_transfers
 
@@ -180,8 +180,12 @@ class Scenario:
                 masks.append(placement.covered)
                 notes += placement.notes
                 transfers = placement.transfers
-            else:
-                masks.append(change.apply(among, duration, gap))
+                continue
+            if isinstance(change, Threads):
+                notes.append(change.note(among, duration))
+            elif isinstance(change, Fuse):
+                notes.append(change.model)
+            masks.append(change.apply(among, duration, gap))
         return Times(duration, gap, tuple(masks), transfers, tuple(notes))
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from fathom_trace.errors import ScenarioError
 from fathom_trace.trace import Trace
 from fathom_trace.whatif.baseline import Baseline, Settings, base_of
-from fathom_trace.whatif.projection import Estimate, estimates, finite, overlap_notes
+from fathom_trace.whatif.projection import Estimate, change_notes, estimates, finite
 from fathom_trace.whatif.recording import Float
 from fathom_trace.whatif.replay import BATCH_VALUES
 from fathom_trace.whatif.scenario import LEAST_FACTOR, MOST_FACTOR, Scenario, Speedup, number
@@ -132,7 +132,7 @@ def project_sweep(trace: Trace, sweep: Sweep, scenario: Scenario | None = None, 
         factors=tuple(factors),
         estimates=tuple(rows),
         baseline=base.baseline,
-        notes=(*base.notes, *overlap_notes(first), *_longer_notes(factors, [replay for _, replay, _ in rows])),
+        notes=(*base.notes, *change_notes(first, base.workers), *_longer_notes(factors, [replay for _, replay, _ in rows])),
     )
 
 
