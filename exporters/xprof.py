@@ -1,0 +1,371 @@
+"""XProf profiles: a step's executions on the host's threads, with its allocations, as TensorFlow's own profiler would have recorded them.
+
+Target: XProf 2.24.2, https://github.com/openxla/xprof (package `xprof`; also TensorBoard's profile plug-in): one XSpace
+(`schemas/xprof_xspace.proto`) as PLUGIN/profile/RUN/HOST.xplane.pb, so that the export's folder is a log directory.
+
+All is in the plane `/host:CPU`. Each captured worker of a device is a line, an event one execution, start to done, in picoseconds; what
+would overlap on a line gets a further one, since XProf takes what nests for a part, and loses what overlaps. An event is called
+`<op name>:<OpType>` with exactly one colon, because XProf tells op types by it: in op names, characters that XProf does not expect are
+written `_`, and a `.` goes before a name that begins with none that it expects. Statistics of an event are `execution` (the row of the
+trace's executions), `phase`, `layer` and `iteration`. If the step is the one whose allocations were recorded, a further line holds them as
+MemoryAllocation and MemoryDeallocation events; all their statistics are integers, because XProf counts an event with a text `tf_op` as an
+execution of that op. Their `addr` numbers the allocation: releases are recorded without an address.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fathom_trace import wire
+from fathom_trace.errors import ExportError
+from fathom_trace.exporter import TARGET_PARSED, CheckReport, ExportedLayer, ExportReport, Target, read_report
+from fathom_trace.lanes import disjoint
+from fathom_trace.layers import layer_names
+from fathom_trace.memory import memory
+from fathom_trace.options import option
+from fathom_trace.phases import phases
+from fathom_trace.steps import MEDIAN, STEP_DOC, StepView, account, notes, verify, view_steps
+from fathom_trace.trace import Trace
+
+TARGET = Target(
+    name="XProf",
+    version="2.24.2",
+    url="https://github.com/openxla/xprof",
+    proof=TARGET_PARSED,
+    proof_detail="tests have XProf 2.24.2 itself make framework_op_stats, overview_page, trace_viewer and memory_profile of the file, and"
+    " compare counts and total time of each op type and the peak of memory with the trace; its web pages are not looked at",
+    how_to_run="xprof --logdir=FOLDER, or tensorboard --logdir=FOLDER with its profile plug-in",
+)
+
+HOST_PLANE = "/host:CPU"
+PICOSECONDS = 1_000
+ALLOCATION, RELEASE = "MemoryAllocation", "MemoryDeallocation"
+MEMORY_LINE = "allocations"
+HAS_NO_TIME = "no valid time in the step"
+IS_EXPANDED = "part of a compiled call, which is shown with the time of all its parts"
+
+_NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\\/>-]*", re.ASCII)
+_FOREIGN = re.compile(r"[^A-Za-z0-9_.\\/>-]", re.ASCII)
+_DATASET = "Iterator"
+"""An op of this name is taken for a dataset, whatever its type."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `--set` changes."""
+
+    step: str = option(MEDIAN, STEP_DOC)
+    memory: bool = option(True, "allocations and releases, if the step is the one where they were recorded")
+    plumbing: bool = option(True, "show helpers: loop and branch plumbing, feeds, fetches, constants, handles, identities")
+    name: str = option("", "name of the run and of the host; empty: the workload's name")
+
+
+def event_name(name: str, op_type: str) -> str:
+    """What an execution's event is called: op name and type as XProf tells them apart."""
+    known = _FOREIGN.sub("_", name)
+    if not _NAME.fullmatch(known) or known == _DATASET:
+        known = f".{known}"
+    return f"{known}:{re.sub(r'[^A-Za-z0-9_]', '_', op_type)}"
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Plane:
+    """Events by line, and the names that they refer to by number, from 1."""
+
+    events: dict[str, int] = field(default_factory=dict)
+    stats: dict[str, int] = field(default_factory=dict)
+    lines: list[tuple[str, list[bytes]]] = field(default_factory=list)
+
+    def event(self, name: str) -> int:
+        """The number of an event's name."""
+        return self.events.setdefault(name, len(self.events) + 1)
+
+    def stat(self, name: str) -> int:
+        """The number of a statistic's name, or of a text that is one's value."""
+        return self.stats.setdefault(name, len(self.stats) + 1)
+
+    def number(self, name: str, value: int) -> bytes:
+        """A statistic that is an integer."""
+        return wire.delimited(4, wire.integer(1, self.stat(name)) + wire.integer(4, value))
+
+    def text(self, name: str, value: str) -> bytes:
+        """A statistic that is a text."""
+        return wire.delimited(4, wire.integer(1, self.stat(name)) + wire.integer(7, self.stat(value)))
+
+
+def write(trace: Trace, folder: Path, options: Options) -> ExportReport:
+    """Write one file.
+
+    Raises:
+        ExportError: the trace has no times, so there is nothing to show.
+        OptionError, TraceError: there is no such step, or the trace is empty.
+    """
+    view = view_steps(trace, options.step, "exporter 'xprof'")[0]
+    shown = view.timed if options.plumbing else view.timed & ~view.helpers
+    if not shown.any():
+        raise ExportError("nothing with a time is there to show; a profile shows nothing else; export a graph instead")
+    stem = re.sub(r"[^A-Za-z0-9_]+", "_", options.name or str(trace.provenance.get("workload") or "trace"))
+    file = f"plugins/profile/{stem}/{stem}.xplane.pb"
+    plane = _Plane()
+    renamed = _add_executions(plane, view, np.flatnonzero(shown).tolist())
+    allocations = _add_memory(plane, view, trace) if options.memory and len(trace.allocations) else None
+    (folder / file).parent.mkdir(parents=True)
+    (folder / file).write_bytes(encode(plane, view, stem, allocations[1] if allocations else 0))
+
+    def describe(view: StepView, node: int, members: list[int]) -> Mapping[str, Any]:
+        name = event_name(trace.node_names[node], trace.node_ops[node])
+        return {"place": f"{file}:{name}", "how": "event", "facts": {"event": name, "events": len(members)}}
+
+    expanded = trace.executions.parent[view.rows] >= 0
+    left_out = {
+        i: IS_EXPANDED if expanded[i] else HAS_NO_TIME if options.plumbing or not view.helpers[i] else "helper (plumbing=false)"
+        for i in np.flatnonzero(view.chosen & ~shown).tolist()
+    }
+    layers, skipped = account([view], {view.structure: left_out}, describe)
+    written = {"events": int(shown.sum()), "memory events": allocations[0] if allocations else 0, "lines": len(plane.lines)}
+    report = ExportReport(
+        exporter="xprof",
+        target=TARGET,
+        files=(file,),
+        layers=layers,
+        skipped=skipped,
+        settings={**asdict(options), "name": stem, "step": view.step, "shown": written},
+        notes=(*notes([view]), *_notes(view, trace, renamed, allocations, options)),
+        provenance=dict(trace.provenance),
+    )
+    verify([view], report)
+    return report
+
+
+def _add_executions(plane: _Plane, view: StepView, shown: Sequence[int]) -> int:
+    """Add the executions, a line for each worker and what overlaps on it; returns how many op names are written otherwise."""
+    trace = view.trace
+    starts, durations, workers = view.start_ns.tolist(), view.duration_ns.tolist(), view.lane.tolist()
+    devices = [re.sub(r".*/(?:device:)?", "", trace.strings[d]) or "CPU:0" for d in trace.nodes.device.tolist()]
+    told = _Told(plane, view)
+    lanes: dict[tuple[str, int], list[int]] = defaultdict(list)
+    for i in shown:
+        lanes[devices[view.nodes[i]], workers[i]].append(i)
+    for (device, worker), members in sorted(lanes.items()):
+        for further, part in enumerate(disjoint([(starts[i], durations[i], i) for i in members])):
+            events = [told.event(i, starts[i], durations[i]) for i in part]
+            plane.lines.append((f"{device} worker {worker}" + f" ({further + 1})" * (further > 0), events))
+    ran = {view.nodes[i] for i in shown}
+    return sum(not event_name(trace.node_names[n], trace.node_ops[n]).startswith(f"{trace.node_names[n]}:") for n in ran)
+
+
+class _Told:
+    """Spells events."""
+
+    def __init__(self, plane: _Plane, view: StepView) -> None:
+        self.plane, self.view = plane, view
+        self.phases, self.layers, self.iterations = phases(view.trace), layer_names(view.trace), view.iterations
+        self.of_node: dict[int, tuple[bytes, bytes]] = {}
+        self.execution = wire.integer(1, plane.stat("execution")) + wire.tag(4, wire.VARINT)
+
+    def event(self, i: int, start_ns: int, duration_ns: int) -> bytes:
+        """One execution."""
+        plane, trace, node = self.plane, self.view.trace, self.view.nodes[i]
+        if node not in self.of_node:
+            number = wire.integer(1, plane.event(event_name(trace.node_names[node], trace.node_ops[node])))
+            stats = plane.text("phase", self.phases[node])
+            self.of_node[node] = (number, stats + (plane.text("layer", self.layers[node]) if self.layers[node] else b""))
+        number, stats = self.of_node[node]
+        own = wire.delimited(4, self.execution + wire.varint(i + int(self.view.rows.start)))
+        if self.iterations[i]:
+            own += plane.text("iteration", self.iterations[i])
+        times = wire.integer(2, start_ns * PICOSECONDS) + wire.integer(3, duration_ns * PICOSECONDS)
+        return b"".join((number, times, own, stats))
+
+
+def _add_memory(plane: _Plane, view: StepView, trace: Trace) -> tuple[int, int] | None:
+    """Add allocations and releases; returns how many, and by how many ns the first precedes the first execution. None: of another step."""
+    found = memory(trace)
+    if found.step != view.step or not found.blocks:
+        return None
+    changes = [(b.allocated_ns, 1, n, b.size_bytes) for n, b in enumerate(found.blocks, start=1)]
+    changes += [(b.freed_ns, 0, n, b.size_bytes) for n, b in enumerate(found.blocks, start=1) if b.freed_ns is not None]
+    changes.sort()
+    early = max(view.base_ns - changes[0][0], 0)
+    live = peak = 0
+    numbers = {ALLOCATION: wire.integer(1, plane.event(ALLOCATION)), RELEASE: wire.integer(1, plane.event(RELEASE))}
+    events = []
+    for time, allocates, block, size in changes:
+        live += size if allocates else -size
+        peak = max(peak, live)
+        stats = (
+            ("index_on_host", 0), ("bytes_reserved", 0), ("bytes_allocated", max(live, 0)), ("bytes_available", 0),
+            ("peak_bytes_in_use", peak), ("requested_bytes", size), ("allocation_bytes", size), ("addr", block),
+        )  # fmt: skip
+        told = b"".join(plane.number(name, value) for name, value in stats)
+        at = wire.integer(2, (time - view.base_ns + early) * PICOSECONDS) + wire.integer(3, 0)
+        events.append(numbers[ALLOCATION if allocates else RELEASE] + at + told)
+    plane.lines.append((MEMORY_LINE, events))
+    return len(events), early
+
+
+def encode(plane: _Plane, view: StepView, host: str, early_ns: int) -> bytes:
+    """The file. Lines begin at the step's earliest start; that of allocations `early_ns` before it."""
+    origin = view.origin_unix_ns or early_ns
+    lines = [
+        wire.delimited(
+            3,
+            wire.integer(1, number)
+            + wire.delimited(2, name)
+            + wire.integer(3, origin - early_ns if name == MEMORY_LINE else origin)
+            + b"".join(wire.delimited(4, event) for event in events),
+        )
+        for number, (name, events) in enumerate(plane.lines, start=1)
+    ]
+    names = [
+        wire.delimited(field_number, wire.integer(1, number) + wire.delimited(2, wire.integer(1, number) + wire.delimited(2, name)))
+        for field_number, known in ((4, plane.events), (5, plane.stats))
+        for name, number in known.items()
+    ]
+    content = wire.integer(1, 1) + wire.delimited(2, HOST_PLANE) + b"".join((*lines, *names))
+    return wire.delimited(1, content) + wire.delimited(4, host)
+
+
+def _notes(view: StepView, trace: Trace, renamed: int, allocations: tuple[int, int] | None, options: Options) -> Iterator[str]:
+    if renamed:
+        yield f"{renamed} op names are written otherwise than in the trace: XProf would not take them for op names"
+    if options.memory and not len(trace.allocations):
+        yield "no allocations: the trace has no allocation records (capture --memory-steps 1)"
+    elif options.memory and allocations is None:
+        yield f"no allocations: they were recorded in another step; --set step={int(trace.allocations.step[0])} shows both"
+    elif allocations and allocations[1]:
+        yield f"the first allocation precedes the first execution by {allocations[1]} ns"
+    spans = int(np.count_nonzero(trace.device_spans.step == view.step)) if view.step is not None else 0
+    if spans:
+        yield f"{spans} kernels and copies on device streams are not shown: only what ran on the host's threads is"
+
+
+# --- checking ---------------------------------------------------------------------------------------------------------------------
+
+
+def check(folder: Path) -> CheckReport:
+    """Parse the file strictly, and compare with `export.json`.
+
+    In the file: no unknown field, one plane `/host:CPU`, every name and statistic known, each op's name with exactly one colon, nothing
+    that overlaps or goes back in time on a line, memory events with integers only. Against the trace: events and exact time of each node.
+
+    Raises:
+        ExportError: there is no `export.json`, or it is none.
+    """
+    report = read_report(folder)
+    try:
+        layers = [ExportedLayer(**row) for row in report["layers"]]
+        shown = dict(report["settings"]["shown"])
+        [name] = report["files"]
+        files = [folder / name]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ExportError(f"{folder / 'export.json'} is not a report of xprof ({error}); export again") from None
+    try:
+        content = files[0].read_bytes()
+    except OSError as error:
+        return CheckReport((), {}, (f"{name} cannot be read ({type(error).__name__})",))
+    problems: list[str] = []
+    seen = _Seen(problems)
+    seen.read(content)
+    facts = {"events": len(seen.executions), "memory events": seen.memory_events, "lines": seen.lines}
+    facts["time_ns"] = sum(d for _, _, d in seen.executions)
+    if not problems:
+        problems += [f"{facts[key]} {key}, export.json says {value}" for key, value in shown.items() if facts.get(key) != value]
+        problems += _differences(seen, layers)
+    return CheckReport((name,), facts, tuple(f"{name}: {text}" for text in problems))
+
+
+def _differences(seen: _Seen, layers: Sequence[ExportedLayer]) -> Iterable[str]:
+    time: Counter[int] = Counter()
+    count: Counter[int] = Counter()
+    names: dict[int, str] = {}
+    for name, execution, duration in seen.executions:
+        time[execution] += duration
+        count[execution] += 1
+        names[execution] = name
+    for layer in layers:
+        found = sum(time[e] for e in layer.executions), sum(count[e] for e in layer.executions)
+        if found != (layer.time_ns, layer.facts.get("events")):
+            yield f"{layer.name}: {found[0]} ns in {found[1]} events, in the trace {layer.time_ns:.0f} in {layer.facts.get('events')}"
+        if any(names.get(e) != layer.facts.get("event") for e in layer.executions):
+            yield f"{layer.name}: an event of it has another name, or is missing"
+    known = {e for layer in layers for e in layer.executions}
+    yield from (f"'{names[e]}' is of no execution that was exported" for e in sorted(set(names) - known))
+
+
+class _Seen:
+    """What a parser found: (event name, execution, duration ns) of each execution."""
+
+    def __init__(self, problems: list[str]) -> None:
+        self.problems = problems
+        self.executions: list[tuple[str, int, int]] = []
+        self.memory_events = self.lines = 0
+
+    def read(self, content: bytes) -> None:
+        """Parse a file."""
+        from google.protobuf.message import DecodeError
+
+        from fathom_trace.generated.xprof_xspace_pb2 import XSpace
+
+        space = XSpace()
+        try:
+            space.ParseFromString(content)
+        except DecodeError:
+            self.problems.append("it is no XSpace, or is cut off")
+            return
+        size = space.ByteSize()
+        space.DiscardUnknownFields()
+        if space.ByteSize() != size or [p.name for p in space.planes] != [HOST_PLANE] or space.errors or space.warnings:
+            self.problems.append(f"it has fields that are never written, or not the one plane {HOST_PLANE}")
+            return
+        [plane] = space.planes
+        self.names = {number: m.name for number, m in plane.event_metadata.items()}
+        self.stats = {number: m.name for number, m in plane.stat_metadata.items()}
+        if any(m.id != number for group in (plane.event_metadata, plane.stat_metadata) for number, m in group.items()):
+            self.problems.append("a name has another number than the one it is kept under")
+        if len({line.id for line in plane.lines}) != len(plane.lines) or len({line.name for line in plane.lines}) != len(plane.lines):
+            self.problems.append("two lines have one number or name")
+        for line in plane.lines:
+            self.lines += 1
+            self._line(line)
+
+    def _line(self, line: Any) -> None:
+        spans = []
+        for event in line.events:
+            name = self.names.get(event.metadata_id)
+            stats = {self.stats.get(s.metadata_id): s for s in event.stats}
+            if name is None or None in stats or not event.HasField("offset_ps") or min(event.offset_ps, event.duration_ps) < 0:
+                self.problems.append(f"line '{line.name}': an event has no name, an unknown statistic or no time")
+                return
+            whole = event.offset_ps % PICOSECONDS == 0 and event.duration_ps % PICOSECONDS == 0
+            if line.name == MEMORY_LINE:
+                integers = all(s.WhichOneof("value") == "int64_value" for s in stats.values())
+                if name not in (ALLOCATION, RELEASE) or not integers or event.duration_ps or "addr" not in stats:
+                    self.problems.append(f"'{name}' is no memory event with integers only")
+                self.memory_events += 1
+            else:
+                op, colon, op_type = name.partition(":")
+                if not colon or not _NAME.fullmatch(op) or not re.fullmatch(r"[A-Z_][A-Za-z0-9_]*", op_type) or not whole:
+                    self.problems.append(f"'{name}' is not <op name>:<OpType> as XProf knows it, or is not of whole ns")
+                if "execution" not in stats or stats["execution"].WhichOneof("value") != "int64_value":
+                    self.problems.append(f"'{name}' does not say which execution it is")
+                    return
+                texts = [s.ref_value for key, s in stats.items() if key != "execution"]
+                if any(number not in self.stats for number in texts):
+                    self.problems.append(f"'{name}' refers to a text that is not there")
+                self.executions.append((name, stats["execution"].int64_value, event.duration_ps // PICOSECONDS))
+            spans.append((event.offset_ps, event.offset_ps + event.duration_ps, name))
+        for a, b in pairwise(spans):
+            if b[0] < a[1]:
+                self.problems.append(f"'{b[2]}' at {b[0]} ps overlaps '{a[2]}' on line '{line.name}', or precedes it")
