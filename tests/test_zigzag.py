@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from itertools import pairwise
 from math import factorial
 from pathlib import Path
@@ -15,12 +18,15 @@ from fathom_trace.errors import ExportError, OptionError
 from fathom_trace.exporter import ExportReport, read_layer_map
 from fathom_trace.loops import find_work, operand_sources
 from fathom_trace.options import apply_settings
+from fathom_trace.selecting import select
+from fathom_trace.store import save
 from fathom_trace.trace import Trace
 from tests.brute_force import Case, Counted
 from tests.known_layers import GRADIENTS, KNOWN, PRODUCTS, KnownConvolution, KnownProduct
 from tests.program import Program, dilated_depthwise
 from tests.random_layers import Product, broadcast, random_layers
-from tests.small import diamond
+from tests.simulator_env import simulator_python
+from tests.small import dense, diamond
 from tests.zigzag_files import ZIGZAG, export, parse, read, simulate
 
 ROLES = {"Conv2D": "forward", "Conv2DBackpropFilter": "filter_grad", "Conv2DBackpropInput": "input_grad"}
@@ -219,12 +225,8 @@ SOURCES = {
 def test_operands_come_from_the_layer_that_made_them(tmp_path: Path) -> None:
     """Through operations that are not exported; weights, feeds and shapes are constants, which carry the layer's own id."""
     report = export(chain(), tmp_path)
-    layers = read(tmp_path)
-    names = [layer["name"] for layer in layers]
-    assert names == list(SOURCES)
-    for layer in layers:
-        got = [None if layer["operand_source"][k] == layer["id"] else names[layer["operand_source"][k]] for k in "IW"]
-        assert tuple(got) == SOURCES[layer["name"]], layer["name"]
+    assert [layer["name"] for layer in read(tmp_path)] == list(SOURCES)
+    assert linked(tmp_path) == SOURCES
     # dense and what follows it have the sum of conv1's and conv2's results behind them: the last of them is the source.
     assert any(text.startswith("2 layers have an operand to which several layers contributed") for text in report.approximations)
     assert ZIGZAG.check(tmp_path).facts["links"] == 8
@@ -238,6 +240,30 @@ def test_a_source_says_whether_it_is_the_only_one() -> None:
     assert by_name["conv2"]["input"].sole  # type: ignore[union-attr]
     assert not by_name["dense"]["left"].sole  # type: ignore[union-attr]
     assert by_name["conv2/dx"]["filter"] is None
+
+
+def linked(folder: Path) -> dict[str, tuple[str | None, ...]]:
+    """By layer of the file: the layers that I and W come from."""
+    layers = read(folder)
+    names = [layer["name"] for layer in layers]
+    return {
+        layer["name"]: tuple(None if layer["operand_source"][k] == layer["id"] else names[layer["operand_source"][k]] for k in "IW")
+        for layer in layers
+    }
+
+
+def test_what_is_outside_a_selection_is_no_source(tmp_path: Path) -> None:
+    """Without the convolutions, dense reads from no layer; with conv1 only, from conv1 through the addition, not through conv2."""
+    export(select(chain(), layer="d*"), tmp_path / "without")
+    assert linked(tmp_path / "without") == {
+        "dense": (None, None), "dense_dx": ("dense", None), "dense_dw": (None, "dense"),
+        "conv2_dw": (None, "dense_dx"), "conv2_dx": ("dense_dx", None),
+    }  # fmt: skip
+    export(select(chain(), layer="[cd]*[!2]"), tmp_path / "conv1 too")
+    assert linked(tmp_path / "conv1 too") == {
+        "conv1": (None, None), "dense": ("conv1", None), "dense_dx": ("dense", None), "dense_dw": ("conv1", "dense"),
+        "conv2_dw": ("conv1", "dense_dx"), "conv2_dx": ("dense_dx", None),
+    }  # fmt: skip
 
 
 def test_a_recurrent_layer_reads_what_came_first(tmp_path: Path) -> None:
@@ -587,6 +613,23 @@ def test_what_check_refuses_misleads_the_real_parser(tmp_path: Path) -> None:
     assert before["elements"]["I"] == 4 * 9 * 9
     assert after["elements"]["I"] == 4 * 9 * 6
     assert not ZIGZAG.check(tmp_path).ok
+
+
+@pytest.mark.simulator
+def test_the_example_closes_the_loop(tmp_path: Path) -> None:
+    """A product of 30 us becomes one of less than 1 us, a ReLU of 10 us stays: 40 / 11 to 40 / 10 times faster, a quarter untouched."""
+    save(dense(), tmp_path / "dense.h5")
+    root = Path(__file__).parents[1]
+    command = [sys.executable, str(root / "examples" / "zigzag_closes_the_loop.py"), "dense.h5", str(simulator_python("zigzag"))]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    mapped, gained, untouched = done.stdout.splitlines()
+    assert mapped == "1 layers mapped for 1 executions"
+    found = re.fullmatch(r"the whole step gets ([0-9.]+) times faster \(by Amdahl ([0-9.]+)\)", gained)
+    assert found is not None
+    assert all(40 / 11 < float(value) <= 4.0 for value in found.groups())
+    assert untouched == "25.0% of the op time the accelerator never touched"
 
 
 def test_every_layer_comes_after_its_sources(tmp_path: Path) -> None:

@@ -1,4 +1,8 @@
-"""Where the operands of layers come from: the earlier layer whose result reaches them through executions that are no layers."""
+"""Where the operands of layers come from: the earlier layer whose result reaches them through executions that are no layers.
+
+What comes from a convolution or a product that is not among the layers (outside a selection, or without a loop nest) comes from no layer:
+what that one read is not what it made.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ import numpy as np
 
 from fathom_trace.loops.layers import Layer
 from fathom_trace.loops.nests import FILTER_GRAD, FORWARD, ConvolutionNest, LoopNest
+from fathom_trace.loops.recover import has_nest
 from fathom_trace.loops.work import Work
 
 SHAPE_ONLY = frozenset({"Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike", "BroadcastGradientArgs"})
@@ -51,7 +56,7 @@ def operand_sources(work: Work) -> dict[int, dict[str, Source | None]]:
     trace, rows = work.trace, work.trace.structure_rows(work.structure)
     mains = {layer.execution for group in work.groups for layer in group}
     wanted = {group[0].execution: operand_tensors(work, group[0]) for group in work.groups}
-    blind = np.array([op in SHAPE_ONLY for op in trace.node_ops], bool)
+    blind = np.array([op in SHAPE_ONLY or has_nest(op) for op in trace.node_ops], bool)
     nodes = trace.executions.node[rows].tolist()
     offsets = trace.executions.input_offsets[rows.start : rows.stop + 1].tolist()
     read = trace.executions.input[offsets[0] : offsets[-1]] if len(offsets) > 1 else np.zeros(0, np.int64)
