@@ -243,3 +243,12 @@ def test_the_trace_is_left_alone(tmp_path: Path) -> None:
     save(trace, tmp_path / "before.h5")
     project_all(trace, read_scenarios(write(tmp_path, FILE)))
     assert load(tmp_path / "before.h5").equals(trace)
+
+
+def test_the_files_of_the_examples_are_scenarios() -> None:
+    """Of `dense`, the product and the ReLU are covered, and nothing is fused."""
+    named = read_scenarios(Path(__file__).parents[1] / "examples" / "scenarios.yaml")
+    assert len(named) == 5
+    projection = project(dense(), named["offloaded"])
+    assert projection.selected[0].executions == 2
+    assert projection.selected[0].change == "hardware:accelerator.yaml"

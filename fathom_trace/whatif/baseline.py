@@ -136,9 +136,10 @@ def base_of(trace: Trace, settings: Settings) -> Base:
     structure = trace.main_structure if settings.structure is None else settings.structure
     captured = captured_workers(trace, measured)
     workers = captured if settings.workers is None else settings.workers
-    untraced = trace.steps.client_wall_ns[trace.steps.structure < 0]
+    untraced = trace.steps.client_wall_ns[~trace.steps.traced]
     untraced_ns = float(np.median(untraced)) if len(untraced) else None
-    correct = settings.correct_tracing and untraced_ns is not None
+    is_whole = "selection" not in trace.provenance  # a part of a step takes less than any step, traced or not
+    correct = settings.correct_tracing and untraced_ns is not None and is_whole
     recording = untraced_recording(measured, untraced_ns) if correct and untraced_ns is not None else measured
     taken_off = measured.duration_ns - recording.duration_ns + measured.gap_ns - recording.gap_ns
     lanes, corrected = replay_lanes(measured), replay_lanes(recording)
