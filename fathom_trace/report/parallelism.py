@@ -9,7 +9,7 @@ repeats, from the least to the greatest. Speedups at thread counts that were not
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice, product
 from typing import Any
 
@@ -104,8 +104,6 @@ def _times(captured: Captured) -> dict[str, float]:
 
 
 def _with_share(row: TypeScaling, total_ns: float) -> TypeScaling:
-    from dataclasses import replace
-
     return replace(row, share=row.time_ns[0] / total_ns if total_ns else 0.0)
 
 

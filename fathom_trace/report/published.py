@@ -255,7 +255,7 @@ def _speech(traces: Sequence[Captured]) -> Judgement:
         f"the loss is there, but takes {_exact_share(ctc)} of the op time"
         + (f"; the other op types above 1% are {', '.join(rest)}" if rest else "")
         + f". A step has {macs:.3g} MACs of products, while CTC visits each frame with two states a label: far below a thousandth of that. "
-        "Here the recurrent layer runs, at 2,048 units; in the code that the paper measured its output was not read, so it never ran"
+        "Here the recurrent layer runs; in the code that the paper measured its output was not read, so it never ran"
     )
     holds = products + ctc >= 0.9 and ctc > BLANK
     return Judgement(figures=figures, used=(captured,), **_verdict(holds, reason))

@@ -1,0 +1,121 @@
+"""All analyses of some traces at once, with what each of them left out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fathom_trace.report.captured import Captured, told_apart
+from fathom_trace.report.heat_map import HeatMap, heat_map
+from fathom_trace.report.parallelism import Scaling, groups_by_threads
+from fathom_trace.report.published import Fact, facts
+from fathom_trace.report.roofline import Roofline, roofline
+from fathom_trace.report.similarity import LINKAGES, Similarity, similarity
+from fathom_trace.report.skew import Skew, skew
+from fathom_trace.report.stationarity import Stationarity, stationarity
+from fathom_trace.report.traffic import Exchange, Traffic, traffic
+from fathom_trace.report.training_inference import TrainingInference, training_inference
+from fathom_trace.units import format_share
+
+
+@dataclass(frozen=True, eq=False)
+class Report:
+    """Every analysis. `profiled` are the traces that the profiles are of: training, or all where none is of training."""
+
+    traces: tuple[Captured, ...]
+    profiled: tuple[Captured, ...]
+    facts: tuple[Fact, ...]
+    stationarity: tuple[Stationarity, ...]
+    skew: tuple[Skew, ...]
+    heat_map: HeatMap
+    similarity: dict[str, Similarity]
+    training_inference: TrainingInference
+    parallelism: tuple[Scaling, ...]
+    roofline: Roofline
+    traffic: tuple[Traffic, ...]
+    exchange: Exchange
+
+    def short(self, label: str) -> str:
+        """The name of a profiled trace in figures: its workload, where no other trace is of that."""
+        workloads = [c.workload for c in self.profiled]
+        return next((c.workload for c in self.profiled if c.label == label and workloads.count(c.workload) == 1), label)
+
+    @property
+    def excluded(self) -> dict[str, tuple[str, ...]]:
+        """By analysis, what it left out and why; what a single trace lacks is in its own `exclusions`."""
+        profiled = set(self.profiled)
+        others = [c.label for c in self.traces if c not in profiled]
+        profiles = (f"traces that are not of training: {', '.join(others)}",) if others else ()
+        plumbing = [
+            f"{label} {format_share(share)}"
+            for label, share in zip(self.heat_map.labels, self.heat_map.ungrouped, strict=True)
+            if share >= 0.0005
+        ]
+        ungrouped = (f"plumbing, opaque calls and op types of no known kind, in the totals only: {', '.join(plumbing)}",)
+        few = [s.label for s in self.stationarity if s.steps.p_value is None]
+        short = (f"tests of halves with fewer than four kept steps: {', '.join(few)}",) if few else ()
+        unpaired = self.training_inference.left_out
+        scaled = {s.workload for s in self.parallelism}
+        fixed = [c.label for c in self.traces if c.workload not in scaled or c.mode != "training"]
+        bare = [c.label for c in self.profiled if c.memory is None]
+        return {
+            "stationarity": (*profiles, *short),
+            "skew": profiles,
+            "heat_map": (*profiles, *(ungrouped if plumbing else ())),
+            "similarity": profiles,
+            "training_inference": (f"traces without a partner in the other mode: {', '.join(unpaired)}",) if unpaired else (),
+            "parallelism": (f"traces at one number of threads, or not of training: {', '.join(fixed)}",) if fixed else (),
+            "roofline": (
+                *profiles,
+                *(f"{label}: {format_share(share)} of the time in {why}" for label, share, why in self.roofline.left_out),
+            ),
+            "memory": (*profiles, *((f"traces without allocation records: {', '.join(bare)}",) if bare else ())),
+            "traffic": profiles,
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, for JSON."""
+        return {
+            "traces": [c.to_dict() for c in self.traces],
+            "published": [fact.to_dict() for fact in self.facts],
+            "stationarity": [s.to_dict() for s in self.stationarity],
+            "skew": [s.to_dict() for s in self.skew],
+            "heat_map": self.heat_map.to_dict(),
+            "similarity": {linkage: s.to_dict() for linkage, s in self.similarity.items()},
+            "training_inference": self.training_inference.to_dict(),
+            "parallelism": [s.to_dict() for s in self.parallelism],
+            "roofline": self.roofline.to_dict(),
+            "memory": {c.label: _memory(c) for c in self.profiled if c.memory is not None},
+            "traffic": {"exchange": str(self.exchange), "steps": [t.to_dict() for t in self.traffic]},
+            "excluded": {name: list(texts) for name, texts in self.excluded.items()},
+        }
+
+
+def analyse(traces: Sequence[Captured], exchange: Exchange | None = None) -> Report:
+    """Run every analysis; traces of equal labels are told apart first."""
+    traces = tuple(told_apart(traces))
+    exchange = exchange or Exchange()
+    profiled = tuple(c for c in traces if c.mode == "training") or tuple(traces)
+    profiles = {c.label: c.shares() for c in profiled}
+    return Report(
+        traces=traces,
+        profiled=profiled,
+        facts=facts(traces),
+        stationarity=tuple(stationarity(c) for c in profiled),
+        skew=tuple(skew(label, shares) for label, shares in profiles.items()),
+        heat_map=heat_map(profiled),
+        similarity={linkage: similarity(profiles, linkage) for linkage in LINKAGES},
+        training_inference=training_inference(traces),
+        parallelism=groups_by_threads(traces),
+        roofline=roofline(profiled),
+        traffic=tuple(traffic(c, exchange) for c in profiled),
+        exchange=exchange,
+    )
+
+
+def _memory(captured: Captured) -> dict[str, Any]:
+    found = captured.memory
+    if found is None:
+        return {}
+    return {**found.__dict__, "times_ns": found.times_ns.tolist(), "live_bytes": found.live_bytes.tolist()}
