@@ -14,7 +14,7 @@ from fathom_trace.builder import TraceBuilder
 from fathom_trace.errors import TraceError, UnknownNameError
 from fathom_trace.report.captured import kept, measure
 from fathom_trace.report.heat_map import heat_map
-from fathom_trace.report.parallelism import COMPUTED, FITTED, groups_by_threads, scale, serial_fraction
+from fathom_trace.report.parallelism import COMPUTED, FITTED, groups_by_threads, scale
 from fathom_trace.report.similarity import AVERAGE, cosine_distance, similarity
 from fathom_trace.report.skew import skew
 from fathom_trace.report.stationarity import rank_sum_p, series, stationarity
@@ -257,28 +257,32 @@ def test_ratios_of_two_devices_are_correlated() -> None:
 
 
 @pytest.mark.parametrize("serial", [0, 0.2, 1])
-def test_a_serial_fraction_comes_back_from_exact_times(serial: float) -> None:
-    times = {n: 1000 * (serial + (1 - serial) / n) for n in (1, 2, 4, 8)}
-    assert serial_fraction([1, 2], [times[1], times[2]]) == pytest.approx(serial)
-    assert serial_fraction(list(times), list(times.values())) == pytest.approx(serial)
-    assert serial_fraction([2, 8], [times[2], times[8]]) == pytest.approx(serial)
+@pytest.mark.parametrize("threads", [(1, 2), (1, 2, 4, 8), (2, 8)])
+def test_a_serial_fraction_comes_back_from_exact_times(serial: float, threads: tuple[int, ...]) -> None:
+    found = scale("x", {n: [1000 * (serial + (1 - serial) / n)] for n in threads}).serial
+    assert found.value == pytest.approx(serial, abs=1e-12)
+    assert found.method == (COMPUTED if len(threads) == 2 else FITTED)
+    assert found.factor(16, 1) == pytest.approx(serial + (1 - serial) / 16)
 
 
-def test_two_points_are_computed_and_more_are_fitted() -> None:
-    """T(1) = 100, T(2) = 75: s + (1 - s) / 2 = 0.75, so s is 0.5. Slower with more threads: s is 1, not more."""
-    two = scale("x", {1: [100], 2: [75]})
-    assert (two.serial.value, two.serial.method, two.serial.interval) == (pytest.approx(0.5), COMPUTED, None)
-    assert two.speedup == pytest.approx((1, 4 / 3))
-    assert scale("x", {1: [100], 2: [75], 4: [62.5]}).serial.method == FITTED
-    assert serial_fraction([1, 2], [100, 130]) == 1
-    assert serial_fraction([1, 2], [0, 0]) == 1
+def test_two_points_are_computed() -> None:
+    """T(1) = 100, T(2) = 75: s + (1 - s) / 2 = 0.75, so s is 0.5. T(2) = 130: s is 1.6. T(2) = 40: s is -0.2, used as 0."""
+    found = scale("x", {1: [100], 2: [75]})
+    assert (found.serial.value, found.serial.interval) == (pytest.approx(0.5), None)
+    assert found.speedup == pytest.approx((1, 4 / 3))
+    assert scale("x", {1: [100], 2: [130]}).serial.value == pytest.approx(1.6)
+    assert scale("x", {1: [100], 2: [40]}).serial.factor(4, 1) == pytest.approx(1 / 4)
+    assert scale("x", {1: [0], 2: [0]}).serial.value == 1
 
 
-def test_repeats_give_an_interval() -> None:
-    """T(1) = 100; T(2) = 60, 75, 90 give s = 0.2, 0.5 and 0.8; the median of the times gives 0.5."""
-    found = scale("x", {1: [100], 2: [90, 60, 75]}).serial
+def test_repeated_steps_give_an_interval() -> None:
+    """T(2) = 60, 75, 90 about 75 and T(1) = 100: s is 0.5 and so uncertain that proportional gain is not excluded."""
+    found = scale("x", {1: [100, 100, 100], 2: [90, 60, 75]}).serial
     assert found.value == pytest.approx(0.5)
-    assert found.interval == pytest.approx((0.2, 0.8))
+    assert found.interval is not None
+    low, high = found.interval
+    assert low < 0.2 < 0.8 < high
+    assert low + high == pytest.approx(1)
 
 
 def test_traces_are_compared_over_threads() -> None:

@@ -66,10 +66,7 @@ class Report:
             "similarity": profiles,
             "training_inference": (f"traces without a partner in the other mode: {', '.join(unpaired)}",) if unpaired else (),
             "parallelism": (f"traces at one number of threads, or not of training: {', '.join(fixed)}",) if fixed else (),
-            "roofline": (
-                *profiles,
-                *(f"{label}: {format_share(share)} of the time in {why}" for label, share, why in self.roofline.left_out),
-            ),
+            "roofline": (*profiles, *_by_reason(self.roofline)),
             "memory": (*profiles, *((f"traces without allocation records: {', '.join(bare)}",) if bare else ())),
             "traffic": profiles,
         }
@@ -112,6 +109,14 @@ def analyse(traces: Sequence[Captured], exchange: Exchange | None = None) -> Rep
         traffic=tuple(traffic(c, exchange) for c in profiled),
         exchange=exchange,
     )
+
+
+def _by_reason(found: Roofline) -> list[str]:
+    """Each reason once, with the share of time that it left out of each trace."""
+    reasons: dict[str, list[str]] = {}
+    for label, share, why in found.left_out:
+        reasons.setdefault(why, []).append(f"{label} {format_share(share)}")
+    return [f"{why}, by share of the time: {', '.join(shares)}" for why, shares in reasons.items()]
 
 
 def _memory(captured: Captured) -> dict[str, Any]:

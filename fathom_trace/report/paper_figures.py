@@ -194,10 +194,10 @@ def draw_parallelism(found: Scaling) -> Figure:
     beyond = [n for n, _ in found.extrapolated]
     times: dict[tuple[str, int, str], float] = {}
     for t in found.op_types:
-        name, s = t.op_type if t.op_type in shown else "others", t.serial.value
+        name = t.op_type if t.op_type in shown else "others"
         points = [(n, time, "measured") for n, time in zip(found.threads, t.time_ns, strict=True)]
         points += [(last, t.time_ns[-1], "extrapolated")] if beyond else []  # where the two areas meet
-        points += [(n, t.time_ns[0] * (s + (1 - s) / n) / (s + (1 - s) / first), "extrapolated") for n in beyond]
+        points += [(n, t.time_ns[0] * t.serial.factor(n, first), "extrapolated") for n in beyond]
         for n, time, how in points:
             times[name, n, how] = times.get((name, n, how), 0.0) + time / 1e6
     values = [{"op": name, "threads": n, "how": how, "time": time} for (name, n, how), time in times.items()]

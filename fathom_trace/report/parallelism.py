@@ -1,37 +1,44 @@
 """How op types scale with the threads of one op (the Fathom paper's figure 6): absolute times, speedups and serial fractions.
 
 Training traces of one workload that differ in `intra_threads` only are compared. With a serial fraction s an op type takes
-T(n) = T(1) (s + (1 - s) / n): G. M. Amdahl, AFIPS 1967. Times at two numbers of threads give s by computation; more give it by least
-squares on T(n), linear in T(1) s and T(1) (1 - s). Repeated traces at a number of threads give an interval: s of every combination of
-repeats, from the least to the greatest. Speedups at thread counts that were not measured are extrapolated, and labelled so.
+T(n) = T(1) (s + (1 - s) / n): G. M. Amdahl, AFIPS 1967. `whatif.scaling` fits s to the times of every kept step: two numbers of threads
+determine it, more give it by least squares, and repeated steps give a 95% interval. Speedups at thread counts that were not measured are
+extrapolated, and labelled so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import islice, product
 from typing import Any
 
 import numpy as np
 
 from fathom_trace.ops import paper_name
 from fathom_trace.report.captured import Captured
+from fathom_trace.whatif.scaling import fit_samples
 
-COMPUTED, FITTED = "computed from two points", "fitted by least squares"
+COMPUTED, FITTED = "computed from two thread counts", "fitted by least squares"
 AT_ONE = 1.1
 """A speedup up to this is none: steps differ by about as much."""
 EXTRAPOLATED_TO = 64
-MOST_COMBINATIONS = 1000
 
 
 @dataclass(frozen=True)
 class SerialFraction:
-    """Amdahl's serial fraction, how it was found, and from least to greatest over repeats (None without any)."""
+    """Amdahl's serial fraction, how it was found, and its 95% interval (None without repeats).
+
+    A value below 0 is a gain beyond proportion, one above 1 a loss; 1 stands where there was no time to fit.
+    """
 
     value: float
     method: str
     interval: tuple[float, float] | None
+
+    def factor(self, threads: int, fewest: int) -> float:
+        """T(threads) / T(fewest) by Amdahl's law; a value below 0 counts as 0."""
+        serial = max(self.value, 0.0)
+        return (serial + (1 - serial) / threads) / (serial + (1 - serial) / fewest)
 
 
 @dataclass(frozen=True)
@@ -47,7 +54,7 @@ class TypeScaling:
 
 @dataclass(frozen=True)
 class Scaling:
-    """One workload over numbers of threads, and what all op types together do."""
+    """One workload over numbers of threads, with so many repeated steps at each, and what all op types together do."""
 
     workload: str
     threads: tuple[int, ...]
@@ -78,59 +85,40 @@ def groups_by_threads(traces: Sequence[Captured]) -> tuple[Scaling, ...]:
 
 def _scaling(workload: str, by_threads: dict[int, list[Captured]]) -> Scaling:
     threads = tuple(sorted(by_threads))
-    times = [[_times(c) for c in by_threads[n]] for n in threads]
-    names = sorted({name for group in times for t in group for name in t})
-    rows = [
-        scale(name, {n: [t.get(name, 0.0) for t in group] for n, group in zip(threads, times, strict=True)}) for name in names
-    ]  # fmt: skip
-    whole = scale("all op types", {n: [sum(t.values()) for t in group] for n, group in zip(threads, times, strict=True)})
+    times = {n: [step for c in by_threads[n] for step in _steps(c)] for n in threads}
+    names = sorted({name for steps in times.values() for step in steps for name in step})
+    whole = scale("all op types", {n: [sum(step.values()) for step in times[n]] for n in threads})
     total = whole.time_ns[0]
-    rows = sorted((_with_share(row, total) for row in rows if any(row.time_ns)), key=lambda row: (-row.time_ns[0], row.op_type))
+    rows = [scale(name, {n: [step.get(name, 0.0) for step in times[n]] for n in threads}) for name in names]
+    rows = [replace(row, share=row.time_ns[0] / total if total else 0.0) for row in rows if any(row.time_ns)]
+    rows.sort(key=lambda row: (-row.time_ns[0], row.op_type))
     beyond, n = [], threads[-1] * 2
-    while n <= EXTRAPOLATED_TO:
-        beyond.append((n, total / sum(row.time_ns[0] * _relative(row.serial.value, threads[0], n) for row in rows)))
+    while n <= EXTRAPOLATED_TO and rows:
+        beyond.append((n, total / sum(row.time_ns[0] * row.serial.factor(n, threads[0]) for row in rows)))
         n *= 2
-    return Scaling(
-        workload, threads, tuple(len(group) for group in times), _with_share(whole, total), tuple(rows), tuple(beyond)
-    )  # fmt: skip
+    repeats = tuple(len(times[n]) for n in threads)
+    return Scaling(workload, threads, repeats, replace(whole, share=1.0), tuple(rows), tuple(beyond))
 
 
-def _times(captured: Captured) -> dict[str, float]:
-    """Median over the kept steps of each op type's time, under the paper's names."""
-    found: dict[str, float] = {}
-    for op, time in zip(captured.op_types, np.median(captured.type_ns, axis=0).tolist(), strict=True):
-        found[paper_name(op)] = found.get(paper_name(op), 0.0) + time
+def _steps(captured: Captured) -> list[dict[str, float]]:
+    """Each kept step's times by op type, under the paper's names."""
+    found: list[dict[str, float]] = []
+    for times in captured.type_ns.tolist():
+        step: dict[str, float] = {}
+        for op, time in zip(captured.op_types, times, strict=True):
+            step[paper_name(op)] = step.get(paper_name(op), 0.0) + time
+        found.append(step)
     return found
 
 
-def _with_share(row: TypeScaling, total_ns: float) -> TypeScaling:
-    return replace(row, share=row.time_ns[0] / total_ns if total_ns else 0.0)
-
-
 def scale(name: str, times_ns: Mapping[int, Sequence[float]]) -> TypeScaling:
-    """Scaling of one op type from its times by number of threads, each with one or more repeats (of which the median counts)."""
+    """Scaling of one op type from its times by number of threads, each with one or more repeats (whose median is shown)."""
     threads = sorted(times_ns)
-    medians = [float(np.median(times_ns[n])) for n in threads]
-    base = medians[0]
-    speedups = tuple(base / t if t > 0 else 1.0 for t in medians)
-    value = serial_fraction(threads, medians)
-    interval = None
-    if any(len(times_ns[n]) > 1 for n in threads):
-        every = [serial_fraction(threads, c) for c in islice(product(*(times_ns[n] for n in threads)), MOST_COMBINATIONS)]
-        interval = (min(every), max(every))
-    return TypeScaling(name, 0.0, tuple(medians), speedups, SerialFraction(value, COMPUTED if len(threads) == 2 else FITTED, interval))
-
-
-def serial_fraction(threads: Sequence[int], times_ns: Sequence[float]) -> float:
-    """Amdahl's s from times at two or more numbers of threads, within 0 (perfect scaling) to 1 (none); 1 where no time was spent."""
-    n, t = np.asarray(threads, np.float64), np.asarray(times_ns, np.float64)
-    if not np.any(t > 0):
-        return 1.0
-    [serial, parallel], *_ = np.linalg.lstsq(np.stack([np.ones(len(n)), 1 / n], axis=1), t, rcond=None)
-    whole = serial + parallel
-    return float(min(max(serial / whole, 0.0), 1.0)) if whole > 0 else 1.0
-
-
-def _relative(serial: float, fewest: int, threads: int) -> float:
-    """T(threads) / T(fewest) by Amdahl's law."""
-    return (serial + (1 - serial) / threads) / (serial + (1 - serial) / fewest)
+    medians = tuple(float(np.median(times_ns[n])) for n in threads)
+    fit = fit_samples(name, [[(n, time) for n in threads for time in times_ns[n]]])
+    method = COMPUTED if len(threads) == 2 else FITTED
+    serial = SerialFraction(1.0, method, None)
+    if fit is not None:
+        interval = None if fit.low is None or fit.high is None else (fit.low, fit.high)
+        serial = SerialFraction(fit.serial, method, interval)
+    return TypeScaling(name, 0.0, medians, tuple(medians[0] / t if t > 0 else 1.0 for t in medians), serial)
