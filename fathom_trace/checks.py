@@ -11,7 +11,8 @@ Construction of a `Trace` already proves that its dependencies form a DAG. Here,
 * **Times** are ordered: scheduled <= start <= end <= done.
 * **Losses**: recorded + missing = produced.
 
-Nodes without inputs are ready from the step's start and wait for nothing but a worker, so they cannot be late. Because loops run with
+Nodes without inputs are ready from the step's start and wait for nothing but a worker, so they cannot be late; when the dead tokens came
+that a ControlTrigger ran on, nobody recorded. Because loops run with
 `parallel_iterations` = 1, everything in iteration i also waits for all of iteration i - 1; readiness knows it. A node that only stood in
 its worker's queue is not late either (`_queued`).
 """
@@ -156,6 +157,8 @@ class _Structure:
         self.path = np.asarray(trace.executions.path[rows], np.int64)
         inputs = np.diff(trace.nodes.input_offsets)
         self.is_root = inputs[trace.executions.node[rows]] == 0
+        triggers = np.array([op == TRIGGER_OP for op in trace.node_ops], bool)[trace.executions.node[rows]]
+        self.is_root |= triggers & (np.diff(trace.executions.control_offsets[rows.start : rows.stop + 1]) == 0)
         self.previous = _previous_iteration(trace)[self.path]
 
     def check_step(self, trace: Trace, step: int, counts: dict[str, int]) -> None:

@@ -413,6 +413,7 @@ KERNELS: dict[str, Kernel] = {
     "ConcatOffset": _concat_offset,
     "ConcatV2": lambda a, *inputs: np.concatenate(inputs[:-1], int(inputs[-1])),
     "ExpandDims": lambda a, x, axis: np.expand_dims(x, int(axis)),
+    "Fill": lambda a, shape, value: np.full(tuple(shape), value),
     "GatherNd": _gather_nd,
     "GatherV2": _gather,
     "InvertPermutation": lambda a, x: np.argsort(x).astype(x.dtype),

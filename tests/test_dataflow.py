@@ -176,6 +176,87 @@ def test_nested_loop_has_one_instance_per_outer_iteration() -> None:
     assert [flow.inputs[r] for r in nexts] == [[(exits[0], 0)], [(exits[1], 0)]]
 
 
+def test_a_control_trigger_runs_in_the_iteration_that_only_ends_the_loop_too() -> None:
+    """TensorFlow sends it dead tokens there, and it runs on those."""
+    g = counting_loop(2)
+    g.node("trigger", "ControlTrigger", control=("add",))
+    for _ in range(3):
+        g.ran("trigger")
+    flow = g.flow()
+    assert not flow.missing
+    assert not flow.surplus
+    triggers, adds = g.records[g.names["trigger"]], g.records[g.names["add"]]
+    assert [flow.paths[flow.path[r]][3] for r in triggers] == [0, 1, 2]
+    assert [flow.control[r] for r in triggers] == [[adds[0]], [adds[1]], []]
+
+
+def test_a_loop_that_is_not_entered_has_an_instance_for_what_runs_all_the_same() -> None:
+    """Outer iterations 0 and 2 enter the inner loop, for 2 trips and 1; iteration 1 does not, and iteration 3 only ends the outer loop.
+
+    `count` enters from a constant that no branch guards, as counters of gradients do, so it and its header run there once as well; so
+    does the trigger.
+    """
+    g = Graph()
+    g.node("x", "Const")
+    g.node("zero", "Const")
+    g.node("enter", "Enter", "x", frame="outer")
+    g.node("zero_in", "Enter", "zero", frame="outer", constant=True)
+    g.node("merge", "Merge", "enter")
+    g.node("cond", "LoopCond", "merge")
+    g.node("switch", "Switch", "merge", "cond")
+    g.node("predicate", "Greater", "switch:1")
+    g.node("branch", "Switch", "switch:1", "predicate")
+    g.node("enter2", "Enter", "branch:1", frame="inner")
+    g.node("count", "Enter", "zero_in", frame="inner")
+    g.node("merge2", "Merge", "enter2")
+    g.node("count_merge", "Merge", "count")
+    g.node("cond2", "LoopCond", "merge2")
+    g.node("switch2", "Switch", "merge2", "cond2")
+    g.node("count_switch", "Switch", "count_merge", "cond2")
+    g.node("body2", "Tanh", "switch2:1")
+    g.node("trigger", "ControlTrigger", control=("body2",))
+    g.node("next2", "NextIteration", "body2")
+    g.node("count_next", "NextIteration", "count_switch:1")
+    g.back_edge("merge2", "next2")
+    g.back_edge("count_merge", "count_next")
+    g.node("exit2", "Exit", "switch2:0")
+    g.node("else", "Neg", "branch:0")
+    g.node("join", "Merge", "else", "exit2")
+    g.node("next", "NextIteration", "join")
+    g.back_edge("merge", "next")
+    g.node("exit", "Exit", "switch:0")
+    for name in ("x", "zero", "enter", "zero_in"):
+        g.ran(name)
+    for trips in (2, None, 1):
+        g.ran("merge"), g.ran("cond"), g.ran("switch", 1), g.ran("predicate"), g.ran("branch", 0 if trips is None else 1)
+        g.ran("count")
+        if trips is None:
+            g.ran("count_merge"), g.ran("trigger"), g.ran("else")
+        else:
+            g.ran("enter2")
+            for i in range(trips + 1):
+                slot = int(i < trips)
+                g.ran("merge2"), g.ran("count_merge"), g.ran("cond2"), g.ran("switch2", slot), g.ran("count_switch", slot)
+                if slot:
+                    g.ran("body2"), g.ran("next2"), g.ran("count_next")
+                g.ran("trigger")
+            g.ran("exit2")
+        g.ran("join"), g.ran("next")
+    g.ran("merge"), g.ran("cond"), g.ran("switch", 0), g.ran("count"), g.ran("count_merge"), g.ran("trigger"), g.ran("exit")
+    flow = g.flow()
+    assert not flow.missing
+    assert not flow.surplus
+
+    def where(name: str) -> list[tuple[int, int]]:
+        paths = [flow.paths[flow.path[r]] for r in g.records[g.names[name]]]
+        return [(flow.paths[p[0]][3], p[3]) for p in paths]
+
+    assert where("merge2") == [(0, 0), (0, 1), (0, 2), (2, 0), (2, 1)]
+    assert where("trigger") == where("count_merge") == [(0, 0), (0, 1), (0, 2), (1, 0), (2, 0), (2, 1), (3, 0)]
+    counts, merges = g.records[g.names["count"]], g.records[g.names["count_merge"]]
+    assert [flow.inputs[merges[k]] for k in (0, 3, 4, 6)] == [[(c, 0)] for c in counts]
+
+
 def test_a_cycle_that_is_no_loop_is_refused() -> None:
     g = Graph()
     g.node("a", "Relu")

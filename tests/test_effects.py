@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import numpy as np
 import pytest
 
 from fathom_trace.builder import TraceBuilder
-from fathom_trace.capture import CaptureRequest, Plan, StepValues, capture_request
+from fathom_trace.capture import Plan, StepValues
 from fathom_trace.checks import check
 from fathom_trace.effects import access_groups
 from fathom_trace.trace import Trace
@@ -230,31 +232,126 @@ def of_op(trace: Trace, op: str) -> list[int]:
 TRIPS = 4
 
 
-def saved_gradients(path: Path) -> None:
-    """A SavedModel of TensorFlow 1: loops within a loop, a branch in it, and the gradients of it all."""
+def saved_gradients(path: Path, forward: Callable[[Any, Any], Any]) -> None:
+    """A SavedModel of TensorFlow 1: what `forward` makes of x [2, 3] and w [3, 3], and its gradients, loops and branches written out."""
     import tensorflow as tf
 
     old = tf.compat.v1
     old.disable_control_flow_v2()
     try:
         with old.Graph().as_default() as graph, old.Session(graph=graph) as session:
-            x = old.placeholder(tf.float32, [2, 3], name="x_in")
-            trips = tf.constant(TRIPS)
-            w = old.get_variable("w", [3, 3], use_resource=True, initializer=old.random_uniform_initializer(seed=1))
-
-            def inner(j: Any, y: Any) -> tuple[Any, Any]:
-                return j + 1, tf.sin(tf.matmul(y, w))
-
-            def body(i: Any, y: Any) -> tuple[Any, Any]:
-                y = old.cond(tf.equal(i % 2, 0), lambda: tf.tanh(tf.matmul(y, w)), lambda: tf.exp(-y))
-                return i + 1, old.while_loop(lambda j, _: j < i, inner, (0, y))[1]
-
-            y = old.while_loop(lambda i, _: i < trips, body, (0, x))[1]
+            x = old.placeholder(tf.float64, [2, 3], name="x_in")
+            w = old.get_variable("w", [3, 3], tf.float64, use_resource=True, initializer=old.random_uniform_initializer(seed=1))
+            y = forward(x, w)
             gradients = tf.gradients(tf.reduce_sum(y), [w, x])
             session.run(old.global_variables_initializer())
             old.saved_model.simple_save(session, str(path), {"x": x}, {"y": y, "dw": gradients[0], "dx": gradients[1]})
     finally:
         old.enable_control_flow_v2()
+
+
+def captured_gradients(path: Path, forward: Callable[[Any, Any], Any], inter_threads: int = 1) -> Trace:
+    """A capture in which nothing is missing, and each pop takes what one push put there."""
+    pytest.importorskip("tensorflow")
+    from fathom_trace.capture.run import Subject, run_subject
+    from fathom_trace.capture.targets import TargetRequest, load_target
+
+    saved_gradients(path, forward)
+    program = load_target(TargetRequest(str(path), "inference", 0, {}, "", "", "", 0))
+    subject = Subject(program.concrete, program.input_names, program.batches, program.known, {}, True, {})
+    plan = Plan(steps=2, warmup=0, inter_threads=inter_threads, times_parallel_iterations=False)
+    seen: list[StepValues] = []
+    trace = run_subject(subject, plan, 0, lambda what, done, of: None, seen.append)
+    found = check(trace)
+    assert (found.causality_violations, found.unresolved_inputs, found.wrong_edges, found.complete) == (0, 0, 0, True)
+    assert found.recorded == found.produced
+    taken = [push for _, push in takes(trace)]
+    assert sorted(taken) == of_op(trace, "StackPushV2"), "each value is taken once"
+    for values in seen:
+        run = with_stacks(trace, values)
+        for order in (None, run.latest_first()):
+            assert run.difference(run.run(order)) == ""
+    return trace
+
+
+def with_stacks(trace: Trace, values: StepValues) -> Any:
+    """A re-execution in which a pop gives what the push gave that it depends on."""
+    from reexecute import Handle, Job, Reexecution
+
+    class WithStacks(Reexecution):
+        def compute(self, job: Job, inputs: list[Any], state: list[Any], rows: Any) -> list[Any]:
+            if job.op == "StackV2":
+                return [Handle(-1)]
+            if job.op == "StackPushV2":
+                pushed[job.execution] = inputs[1]
+                return [inputs[1]]
+            if job.op == "StackPopV2":
+                return [pushed[push_of[job.execution]]]
+            return [] if job.op == "ControlTrigger" else super().compute(job, inputs, state, rows)
+
+    pushed: dict[int, Any] = {}
+    push_of = dict(takes(trace))
+    blank = [np.full(shape, value) for shape in ((3, 3), (2, 3)) for value in (0.0, 1.0)]  # constants too large to be kept in a trace
+    return WithStacks(trace, values, {hashlib.sha256(array.tobytes()).hexdigest(): array for array in blank})
+
+
+def takes(trace: Trace) -> list[tuple[int, int]]:
+    """(Pop, push) of each value that is taken from a stack."""
+    depends = trace.dependencies(0)
+    pushes = set(of_op(trace, "StackPushV2"))
+    found = [(pop, [p for p in depends.of(pop).tolist() if p in pushes]) for pop in of_op(trace, "StackPopV2")]
+    assert all(len(producers) == 1 for _, producers in found)
+    return [(pop, producers[0]) for pop, producers in found]
+
+
+def nested(x: Any, w: Any) -> Any:
+    """A loop and a branch within a loop."""
+    import tensorflow as tf
+
+    old = tf.compat.v1
+
+    def inner(j: Any, y: Any) -> tuple[Any, Any]:
+        return j + 1, tf.sin(tf.matmul(y, w))
+
+    def body(i: Any, y: Any) -> tuple[Any, Any]:
+        y = old.cond(tf.equal(i % 2, 0), lambda: tf.tanh(tf.matmul(y, w)), lambda: tf.exp(-y))
+        return i + 1, old.while_loop(lambda j, _: j < i, inner, (0, y))[1]
+
+    return old.while_loop(lambda i, _: i < TRIPS, body, (0, x))[1]
+
+
+def entered_now_and_then(x: Any, w: Any) -> Any:
+    """A loop in a branch within a loop: in the iterations that do not enter it, its counter and its triggers run all the same."""
+    import tensorflow as tf
+
+    old = tf.compat.v1
+
+    def inner(j: Any, y: Any) -> tuple[Any, Any]:
+        return j + 1, tf.sin(tf.matmul(y, w))
+
+    def body(i: Any, y: Any) -> tuple[Any, Any]:
+        looped = old.cond(tf.equal(i % 3, 1), lambda: old.while_loop(lambda j, _: j < i, inner, (0, y))[1], lambda: tf.tanh(y))
+        return i + 1, looped
+
+    return old.while_loop(lambda i, _: i < 6, body, (0, x))[1]
+
+
+def three_deep(x: Any, w: Any) -> Any:
+    """Loops within a loop within a loop; what no iteration changes enters the innermost through the others, also when they end."""
+    import tensorflow as tf
+
+    old = tf.compat.v1
+
+    def innermost(k: Any, y: Any) -> tuple[Any, Any]:
+        return k + 1, tf.sin(y)
+
+    def middle(j: Any, y: Any) -> tuple[Any, Any]:
+        return j + 1, old.while_loop(lambda k, _: k < j, innermost, (0, tf.tanh(y)))[1]
+
+    def outer(i: Any, y: Any) -> tuple[Any, Any]:
+        return i + 1, old.while_loop(lambda j, _: j < i, middle, (0, tf.matmul(y, w)))[1]
+
+    return old.while_loop(lambda i, _: i < TRIPS, outer, (0, x))[1]
 
 
 @pytest.mark.capture
@@ -263,18 +360,9 @@ def test_gradient_loops_of_tensorflow_1_take_back_what_the_forward_loops_kept(tm
 
     What backward iteration b of the outer loop takes was put there in iteration 3 - b; likewise inside.
     """
-    pytest.importorskip("tensorflow")
-    saved_gradients(tmp_path / "model")
-    trace = capture_request(CaptureRequest(str(tmp_path / "model"), mode="inference", seed=0, plan=Plan(steps=2, warmup=0)))
-    found = check(trace)
-    assert found.problems == []
-    depends = trace.dependencies(0)
-    pops, pushes = of_op(trace, "StackPopV2"), of_op(trace, "StackPushV2")
-    taken = {pop: [p for p in depends.of(pop).tolist() if p in pushes] for pop in pops}
-    assert all(len(producers) == 1 for producers in taken.values())
-    assert sorted(p for (p,) in taken.values()) == pushes, "each value is taken once"
+    trace = captured_gradients(tmp_path / "model", nested)
     depths = set()
-    for pop, (push,) in taken.items():
+    for pop, push in takes(trace):
         back, forth = (trace.iteration(int(trace.executions.path[e])) for e in (pop, push))
         outer = TRIPS - 1 - back[0]
         assert forth == (outer,) if len(back) == 1 else (outer, outer - 1 - back[1])
@@ -282,3 +370,20 @@ def test_gradient_loops_of_tensorflow_1_take_back_what_the_forward_loops_kept(tm
     assert depths == {1, 2}
     ran = Counter(trace.node_ops[n] for n in trace.executions.node.tolist())
     assert (ran["TanhGrad"], ran["Tanh"], ran["Sin"], ran["Cos"], ran["Exp"]) == (2, 2, 6, 6, 2)
+
+
+@pytest.mark.capture
+@pytest.mark.parametrize(
+    ("forward", "ran"),
+    [
+        (entered_now_and_then, {"Sin": 1 + 4, "Cos": 1 + 4, "Tanh": 4, "TanhGrad": 4}),
+        (three_deep, {"Tanh": 0 + 1 + 2 + 3, "TanhGrad": 6, "Sin": (0) + (0 + 1) + (0 + 1 + 2), "Cos": 4}),
+    ],
+)
+def test_loops_of_tensorflow_1_that_are_not_always_entered_are_complete(
+    forward: Callable[[Any, Any], Any], ran: dict[str, int], tmp_path: Path
+) -> None:
+    trace = captured_gradients(tmp_path / "model", forward, inter_threads=2)
+    counted = Counter(trace.node_ops[n] for n in trace.executions.node.tolist())
+    assert {op: counted[op] for op in ran} == ran
+    assert counted["ControlTrigger"] > 0

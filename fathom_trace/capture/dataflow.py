@@ -3,7 +3,8 @@
 TensorFlow records every iteration of a loop under the same name, without a number. Here each token gets a *tag*: a row of a tree of
 (frame, instance, iteration). The graph is cut where NextIteration feeds a Merge and walked in topological order:
 
-* an Enter's token j opens instance j of its loop; a constant Enter's token is seen by every iteration of it;
+* an Enter's token j opens instance j of its loop; a constant Enter's token is seen by every iteration of it. In graphs of TensorFlow 1
+  some of a loop's Enters may be live where others are dead: that instance does not run, and has one iteration for what they reach;
 * a loop header (a Merge fed by a NextIteration) has iterations 0..n of each instance, where n is read off the recorded output slots of a
   Switch that the loop's condition drives: n times slot 1, closed by slot 0;
 * a Switch splits its tags by recorded slot; the Merge that joins a branch unites them; an Exit drops the last element;
@@ -48,12 +49,14 @@ class FlowNode:
 
 @dataclass
 class Frame:
-    """A loop: its Enters and headers, and the tags of its instances once known."""
+    """A loop: its Enters, its headers and, once known, the tags of its instances. `running` are the `parents` of those that really run."""
 
     name: str
     enters: list[int] = field(default_factory=list)
     headers: list[int] = field(default_factory=list)
     tags: Tags = ()
+    parents: frozenset[int] = frozenset()
+    running: frozenset[int] = frozenset()
     is_open: bool = False
 
 
@@ -103,6 +106,7 @@ class FlowAnalysis:
         self.surplus: list[Missing] = []
         self._meets: dict[tuple[int, int], tuple[Tags, Tags, Tags]] = {}
         self._everywhere: dict[str, Tags] = {}
+        self._constant: dict[int, Tags] = {}
         self._find_frames()
         self._frame_of = self._static_frames() if any(node.op == TRIGGER for node in nodes) else []
 
@@ -177,7 +181,7 @@ class FlowAnalysis:
         if spec.op in ENTER:
             self._open(self.frames[spec.frame])
             if spec.is_constant:
-                return self.frames[spec.frame].tags
+                return self._constant_tags(producer)
         if port >= 0 and spec.op in SWITCH:
             return self.slot_tags[producer].get(port, ())
         return self.out_tags[producer]
@@ -197,9 +201,7 @@ class FlowAnalysis:
     def _tag(self, node: int) -> None:
         spec = self.nodes[node]
         if node in self.header_frame:
-            frame = self.frames[self.header_frame[node]]
-            self._open(frame)
-            tags = frame.tags
+            tags = self._header_tags(node, self.frames[self.header_frame[node]])
         elif spec.op in MERGE:
             tags = tuple(sorted({t for p, port in spec.inputs for t in self._live(p, port)}))
         elif spec.op == TRIGGER:
@@ -239,22 +241,40 @@ class FlowAnalysis:
         elif recorded > expected:
             self.surplus.append(Missing(node, expected, recorded))
 
+    def _constant_tags(self, enter: int) -> Tags:
+        """All iterations of the instances that a constant Enter has a token for."""
+        frame = self.frames[self.nodes[enter].frame]
+        if enter not in self._constant:
+            parents = set(self.in_tags[enter])
+            is_whole = len(parents) == len(frame.parents)
+            self._constant[enter] = frame.tags if is_whole else tuple(t for t in frame.tags if self.paths[t][0] in parents)
+        return self._constant[enter]
+
+    def _header_tags(self, node: int, frame: Frame) -> Tags:
+        """All iterations of the instances that run, and the only one of those others that the header's Enter has a token for."""
+        self._open(frame)
+        if frame.running == frame.parents:
+            return frame.tags
+        entered = frame.running.union(*(self.in_tags[p] for p, _ in self.nodes[node].inputs if self.nodes[p].op in ENTER))
+        return tuple(t for t in frame.tags if self.paths[t][0] in entered)
+
     def _open(self, frame: Frame) -> None:
         """Make the tags of a loop's instances, once all its Enters are tagged."""
         if frame.is_open:
             return
         frame.is_open = True
         number = self.frame_number[frame.name]
-        parents: Tags | None = None
+        running: Tags | None = None
         for enter in frame.enters:
-            parents = self.in_tags[enter] if parents is None else self._meet(parents, self.in_tags[enter])
-        parents = parents or ()
-        trips = self._trips(frame)
+            running = self.in_tags[enter] if running is None else self._meet(running, self.in_tags[enter])
+        frame.running = frozenset(running or ())
+        frame.parents = frame.running.union(*(self.in_tags[enter] for enter in frame.enters))
+        trips = iter(self._trips(frame))
         tags: list[int] = []
-        for instance, parent in enumerate(parents):
+        for instance, parent in enumerate(sorted(frame.parents)):
             self.frame_parent[number] = self.paths[parent][1]
             first = len(self.paths)
-            last = trips[instance] if instance < len(trips) else -1
+            last = next(trips, -1) if parent in frame.running else 0
             for iteration in range(last + 1):
                 self.paths.append((parent, number, instance, iteration))
                 self.first_of.append(first)
