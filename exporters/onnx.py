@@ -12,7 +12,8 @@ whatever layout the trace has: axes are told by their names, never by position. 
 All of them have the trace's multiply-accumulates. An operand that an earlier layer made, perhaps through operations that are not in the
 model, is that layer's output where its shape is the same. What else is read is an input of the graph: a model has no weights unless
 `weights=zeros` asks for initializers. These hold zeros: in the model where they are small, and otherwise all in the same place of
-NAME.weights, which is as large as the largest.
+NAME.weights, which is as large as the largest. With `models=one_output` there are NAME_0.onnx, NAME_1.onnx, ... instead, in which only
+one result is not read again; what one makes and another reads is an output there and an input here.
 """
 
 from __future__ import annotations
@@ -21,14 +22,15 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from math import prod
+from math import inf, prod
 from pathlib import Path
 from typing import Any
 
+import yaml
 from google.protobuf.message import DecodeError
 
 from fathom_trace import wire
-from fathom_trace.errors import ExportError, TraceError
+from fathom_trace.errors import ExportError, TraceError, one_line
 from fathom_trace.exporter import TARGET_RAN, CheckReport, ExportedLayer, ExportReport, Skipped, Target, read_layer_map
 from fathom_trace.generated import onnx_model_pb2 as schema
 from fathom_trace.loops import (
@@ -57,10 +59,15 @@ TARGET = Target(
     proof_detail="tests have the onnx package check the models in full, infer every shape anew and compute small convolutions and both"
     " gradients with its reference evaluator; Stream 2.1.1 reads convolutions, gradients and products with the trace's"
     " multiply-accumulates, and maps two convolutions to the end; other readers of ONNX are not run in tests",
-    how_to_run="Stream (pip install stream-dse==2.1.1 six, Python 3.12 or later) takes Conv of two axes, Gemm and MatMul, so export with"
-    ' --set input_gradient=product --set weights=zeros; then: python -c "from stream.api import evaluate_mapping;'
-    " print(evaluate_mapping('HARDWARE.yaml', 'NAME.onnx', 'results').cycles)\", where HARDWARE.yaml is for example its packaged"
-    " stream/inputs/examples/hardware/tpu_like_quad_core.yaml",
+    how_to_run="Stream (pip install stream-dse==2.1.1 six, Python 3.12 or later) takes models of one output with Conv of two axes, Gemm and"
+    " MatMul: export with --set input_gradient=product --set models=one_output --set weights=zeros, then run the command that the notes of"
+    " export.json give in the exported folder; `whatif --from` reads the results. Any other reader: onnx.load('NAME.onnx')",
+)
+
+RUN_STREAM = (
+    'python -c "import pathlib, stream; from stream.api import evaluate_mapping;'
+    " hardware = pathlib.Path(stream.__file__).parent / 'inputs' / 'examples' / 'hardware' / 'tpu_like_quad_core.yaml';"
+    " [evaluate_mapping(str(hardware), str(file), 'results/' + file.stem) for file in sorted(pathlib.Path('.').glob('{stem}*.onnx'))]\""
 )
 
 OPSET, IR_VERSION = 17, 8
@@ -76,6 +83,7 @@ INSIDE_BYTES = 1024
 """Initializers up to this size are in the model, larger ones in the file beside it."""
 
 CONV_TRANSPOSE, PRODUCT = "conv_transpose", "product"
+ONE_MODEL, ONE_OUTPUT = "one", "one_output"
 INPUTS, ZEROS = "inputs", "zeros"
 TRACED = "traced"
 IMAGE, MATRIX, EXCHANGED = "image", "matrix", "exchanged"
@@ -97,6 +105,11 @@ class Options:
         CONV_TRANSPOSE,
         "input gradients as ConvTranspose, or (for readers that have none, such as Stream) as the product by im2col",
         choices=(CONV_TRANSPOSE, PRODUCT),
+    )
+    models: str = option(
+        ONE_MODEL,
+        "one model of all layers, or (for readers that take no more, such as Stream) as few as possible of one output each",
+        choices=(ONE_MODEL, ONE_OUTPUT),
     )
     unique: bool = option(False, "write identical layers once, with a count in export.json")
 
@@ -221,12 +234,18 @@ def write(trace: Trace, folder: Path, options: Options) -> ExportReport:
         raise ExportError("the trace has no convolution and no matrix product that ONNX has an operator for")
     stem = re.sub(r"[^A-Za-z0-9_]+", "_", options.name or str(trace.provenance.get("workload") or "trace"))
     model = _Model(work, groups, options, stem)
-    (folder / f"{stem}.onnx").write_bytes(model.encode())
-    files = [f"{stem}.onnx"]
+    parts = model.parts() if options.models == ONE_OUTPUT else [list(range(len(groups)))]
+    width = len(str(len(parts) - 1))
+    names = [f"{stem}.onnx"] if options.models == ONE_MODEL else [f"{stem}_{i:0{width}d}.onnx" for i in range(len(parts))]
+    places = {}
+    for file, part in zip(names, parts, strict=True):
+        (folder / file).write_bytes(model.encode(part))
+        places.update({number: f"{file}:node {position}" for position, number in enumerate(part)})
+    files = list(names)
     if model.outside_bytes:
         files.append(f"{stem}.weights")
-        with (folder / files[1]).open("wb") as file:
-            file.truncate(model.outside_bytes)  # zeros that take no room where the file system has holes
+        with (folder / files[-1]).open("wb") as weights:
+            weights.truncate(model.outside_bytes)  # zeros that take no room where the file system has holes
     exported = []
     for number, (group, name) in enumerate(zip(groups, model.names, strict=True)):
         first = group.layers[0]
@@ -235,7 +254,7 @@ def write(trace: Trace, folder: Path, options: Options) -> ExportReport:
         exported.append(
             ExportedLayer(
                 name=name,
-                place=f"{stem}.onnx:node {number}",
+                place=places[number],
                 how=f"{group.spelled.operator}: {group.spelled.how}",
                 executions=tuple(executions),
                 macs=sum(layer.nest.macs for layer in group.layers),
@@ -253,7 +272,7 @@ def write(trace: Trace, folder: Path, options: Options) -> ExportReport:
         skipped=(*work.skipped, *refused),
         settings={**asdict(options), "name": stem, "structure": work.structure},
         approximations=tuple(_approximations(groups, model)),
-        notes=(*model.notes(), *work.notes()),
+        notes=(*model.notes(), *_stream_notes(groups, options, parts, model, stem), *work.notes()),
         provenance=dict(trace.provenance),
     )
     work.verify(report)
@@ -303,17 +322,15 @@ class _Model:
     def __init__(self, work: Work, groups: Sequence[_Group], options: Options, stem: str) -> None:
         self.groups, self.options, self.stem = groups, options, stem
         self.tensors: dict[str, _Tensor] = {}
-        self.inputs: list[str] = []
-        self.initializers: list[str] = []
+        self.initializers: set[str] = set()
         self.names: list[str] = []
         self.nodes: list[tuple[str, Sequence[str], str]] = []
         self.linked, self.unlinked, self.several = 0, 0, 0
         self.outside_bytes = 0
-        self._work = work
+        self._taken: set[str] = set()
         self._given: dict[tuple[int, _Tensor], str] = {}
         sources = operand_sources(work)
         made: dict[int, str] = {}
-        read: set[str] = set()
         for group in groups:
             first = group.layers[0]
             name = self._unique(re.sub(r"[^A-Za-z0-9_]", "_", work.node_name((first,))) or "layer")
@@ -323,20 +340,33 @@ class _Model:
                 tensor = _Tensor(shape, group.dtype, kind)
                 found = self._link(tensor, sources[first.execution][operand], made, _is_flipped(work, first, operand))
                 operands.append(found or self._give(f"{name}_{operand}", tensor, rows[operand], operand in ("filter", "right")))
-            read.update(operands)
             result = f"{name}_result"
             self.tensors[result] = _Tensor(group.spelled.result[1], group.dtype, group.spelled.result[0])
             self.nodes.append((name, operands, result))
             made.update((layer.execution, result) for layer in group.layers)
-        self.outputs = [result for _, _, result in self.nodes if result not in read]
 
     def _unique(self, name: str) -> str:
         result, number = name, 1
-        while result in self.names:
+        while result in self._taken:
             number += 1
             result = f"{name}_{number}"
+        self._taken.add(result)
         self.names.append(result)
         return result
+
+    def parts(self) -> list[list[int]]:
+        """The nodes by model such that each model has one output: a node joins those that read it if these are all in one model."""
+        readers: dict[str, set[int]] = defaultdict(set)
+        part = [0] * len(self.nodes)
+        for number in reversed(range(len(self.nodes))):
+            _, operands, result = self.nodes[number]
+            part[number] = next(iter(readers[result])) if len(readers[result]) == 1 else number
+            for operand in operands:
+                readers[operand].add(part[number])
+        found: dict[int, list[int]] = defaultdict(list)
+        for number, end in enumerate(part):
+            found[end].append(number)
+        return sorted(found.values())
 
     def _link(self, tensor: _Tensor, source: Source | None, made: Mapping[int, str], flipped: bool) -> str | None:
         """The output of the layer that an operand comes from, if it is there and is such a tensor."""
@@ -356,22 +386,27 @@ class _Model:
             self._given[row, tensor] = name
             self.tensors[name] = tensor
             if is_weight and self.options.weights == ZEROS:
-                self.initializers.append(name)
+                self.initializers.add(name)
                 size = size_bytes(tensor.shape, tensor.dtype)
                 self.outside_bytes = max(self.outside_bytes, size if size > INSIDE_BYTES else 0)
-            else:
-                self.inputs.append(name)
         return self._given[row, tensor]
 
-    def encode(self) -> bytes:
-        """The ModelProto."""
-        graph = [wire.delimited(1, self._node(*node, group.spelled)) for node, group in zip(self.nodes, self.groups, strict=True)]
+    def encode(self, part: Sequence[int]) -> bytes:
+        """The ModelProto of some nodes. What another model makes is an input here."""
+        nodes = [self.nodes[number] for number in part]
+        made = [result for _, _, result in nodes]
+        read = dict.fromkeys(operand for _, operands, _ in nodes for operand in operands)
+        given = [name for name in read if name not in set(made)]
+        graph = [wire.delimited(1, self._node(*self.nodes[i], self.groups[i].spelled)) for i in part]
         graph.append(wire.delimited(2, self.stem))
-        graph += [wire.delimited(5, self._initializer(name)) for name in self.initializers]
-        inner = [result for _, _, result in self.nodes if result not in set(self.outputs)]
-        for number, names in ((11, self.inputs), (12, self.outputs), (13, inner)):
-            graph += [wire.delimited(number, value_info(name, self.tensors[name])) for name in names]
-        bfloat16 = any(group.dtype == "bfloat16" for group in self.groups)
+        graph += [wire.delimited(5, self._initializer(name)) for name in given if name in self.initializers]
+        for field_number, names in (
+            (11, [name for name in given if name not in self.initializers]),
+            (12, [name for name in made if name not in read]),
+            (13, [name for name in made if name in read]),
+        ):
+            graph += [wire.delimited(field_number, value_info(name, self.tensors[name])) for name in names]
+        bfloat16 = any(self.groups[number].dtype == "bfloat16" for number in part)
         opset, version = (OPSET_BFLOAT16, IR_VERSION_BFLOAT16) if bfloat16 else (OPSET, IR_VERSION)
         return b"".join(
             [
@@ -405,13 +440,40 @@ class _Model:
 
     def notes(self) -> Iterable[str]:
         """What a reader of the report should know of the graph."""
-        values = sum(prod(self.tensors[name].shape) for name in (*self.inputs, *self.initializers))
+        made = {result for _, _, result in self.nodes}
+        values = sum(prod(tensor.shape) for name, tensor in self.tensors.items() if name not in made)
+        inputs, outputs = (
+            len(self.tensors) - len(made) - len(self.initializers),
+            len(made - {o for _, ops, _ in self.nodes for o in ops}),
+        )
         yield (
-            f"{len(self.nodes)} nodes, {len(self.inputs)} inputs and {len(self.initializers)} initializers of"
-            f" {format_count(values)} values in all, {len(self.outputs)} outputs"
+            f"{len(self.nodes)} nodes, {inputs} inputs and {len(self.initializers)} initializers of {format_count(values)} values in all,"
+            f" {outputs} outputs that no node reads"
         )
         if self.outside_bytes:
             yield f"{self.stem}.weights holds {format_bytes(self.outside_bytes)} of zeros that all large initializers share"
+
+
+def _stream_notes(
+    groups: Sequence[_Group], options: Options, parts: Sequence[Sequence[int]], model: _Model, stem: str
+) -> Iterable[str]:
+    """How to run Stream on the models, or what keeps it from taking them."""
+    operators = {group.spelled.operator for group in groups}
+    axes = {len(group.spelled.result[1]) - 2 for group in groups if group.spelled.operator in ("Conv", "ConvTranspose")}
+    reasons = []
+    if "ConvTranspose" in operators:
+        reasons.append("ConvTranspose (--set input_gradient=product)")
+    if axes - {2}:
+        reasons.append("a convolution of three axes (select other layers)")
+    if any(group.dtype in ("float64", "int64", "uint32", "uint64") for group in groups):
+        reasons.append("values of 64 bits or unsigned ones (--set dtype=float32)")
+    made = {result for _, _, result in model.nodes}
+    if options.models == ONE_MODEL and len(made - {operand for _, operands, _ in model.nodes for operand in operands}) > 1:
+        reasons.append("several outputs (--set models=one_output)")
+    if reasons:
+        yield f"Stream does not take {', nor '.join(reasons)}"
+    else:
+        yield f"run Stream ({len(parts)} model{'s' * (len(parts) > 1)}): {RUN_STREAM.format(stem=stem)}"
 
 
 def _is_flipped(work: Work, layer: Layer, operand: str) -> bool:
@@ -723,3 +785,65 @@ def _convolution_facts(nest: ConvolutionNest, node: Parsed) -> tuple[dict[str, A
         expected |= {"filter": (filters, nest.channels)}
         got |= {"input batch and channels": image[:2], "output batch and channels": output[:2], "filter": right[:2]}
     return expected, got
+
+
+# --- results ----------------------------------------------------------------------------------------------------------------------
+
+BREAKDOWN = "slot_latency_breakdown.yaml"
+
+
+def read_results(path: Path, layer_map: list[ExportedLayer], cycle_ns: float) -> dict[int, float]:
+    """Duration in ns of each execution, from the folder that Stream fills; `cycle_ns` is the length of a cycle.
+
+    Stream runs layers fused in groups and says how long a group takes with its transfers. These cycles are shared out among the layers
+    of the group by their multiply-accumulates, and those of a layer, times its count, evenly among its executions.
+
+    Raises:
+        ExportError: a result is missing, is of another export, or is damaged; says which.
+    """
+    layers = {layer.name: layer for layer in layer_map}
+    reports = sorted(path.rglob(BREAKDOWN)) if path.is_dir() else []
+    if not reports:
+        raise ExportError(f"{path} is no folder with a {BREAKDOWN}; evaluate the models with Stream first")
+    durations: dict[int, float] = {}
+    found: dict[str, Path] = {}
+    for report in reports:
+        group = report.parents[2]
+        names, cycles = _stream_group(group, report)
+        for name in names:
+            if name not in layers:
+                raise ExportError(f"{group / 'mapping.yaml'} has a layer {name}, which the export has not; it is of another export")
+            if name in found:
+                raise ExportError(
+                    f"{group / 'mapping.yaml'} has the layer {name} again after {found[name]}; evaluate into a new folder"
+                )
+            found[name] = group / "mapping.yaml"
+        once = {name: layers[name].macs / layers[name].count for name in names}
+        for name in names:
+            layer = layers[name]
+            share = cycles * once[name] / sum(once.values())
+            durations.update(dict.fromkeys(layer.executions, share * layer.count * cycle_ns / len(layer.executions)))
+    missing = [name for name in layers if name not in found]
+    if missing:
+        raise ExportError(
+            f"{path} has no result for {missing[0]} and {len(missing) - 1} other layers; evaluate all models with Stream"
+        )
+    return durations
+
+
+def _stream_group(group: Path, report: Path) -> tuple[list[str], float]:
+    """The layers that a group fuses, and its cycles."""
+    file = report
+    try:
+        cycles = _yaml(file)["totals"]["total_latency_cycles"]
+        file = group / "mapping.yaml"
+        names = [layer["name"] for layer in _yaml(file)["layers"]]
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
+        raise ExportError(f"{file} is no result of Stream ({one_line(error)}); evaluate the models again") from None
+    if type(cycles) not in (int, float) or not 0 <= cycles < inf or not names or not all(isinstance(name, str) for name in names):
+        raise ExportError(f"{report} and {file} say {cycles} cycles for layers {names}; evaluate the models again")
+    return names, float(cycles)
+
+
+def _yaml(path: Path) -> Any:
+    return yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 (safe loaders)

@@ -80,16 +80,6 @@ for file in sys.argv[1:]:
 print(json.dumps(found))
 """
 
-STREAM_EVALUATE = """
-import json, logging, pathlib, sys, stream
-from stream.api import SolveOptions, evaluate_mapping
-logging.disable()
-hardware = pathlib.Path(stream.__file__).parent / "inputs" / "examples" / "hardware" / "tpu_like_quad_core.yaml"
-found = evaluate_mapping(str(hardware), sys.argv[1], "out", options=SolveOptions(artifacts=False))
-print(json.dumps({"cycles": found.cycles, "groups": list(found.group_cycles)}))
-"""
-"""What `TARGET.how_to_run` says, with the result as JSON."""
-
 
 def load_in_stream(folder: Path, *files: str) -> list[dict[str, Any]]:
     """What Stream's frontend makes of models: a row per node, with the product of its loops."""
@@ -97,7 +87,11 @@ def load_in_stream(folder: Path, *files: str) -> list[dict[str, Any]]:
     return found
 
 
-def evaluate_in_stream(folder: Path, file: str) -> dict[str, Any]:
-    """Map a model onto Stream's packaged four-core TPU-like accelerator, and the cycles that it takes."""
-    found: dict[str, Any] = run_in_simulator("stream", STREAM_EVALUATE, folder, file)
+def evaluate_in_stream(report: ExportReport, folder: Path) -> list[float]:
+    """Run the very command of the report's notes; returns the cycles of each model as it was told."""
+    (note,) = (note for note in report.notes if note.startswith("run Stream"))
+    code = note.partition('python -c "')[2].rpartition('"')[0]
+    imports, _, evaluation = code.rpartition("; [")
+    told = f"{imports}\nimport json, logging\nlogging.disable()\nprint(json.dumps([found.cycles for found in [{evaluation}]))"
+    found: list[float] = run_in_simulator("stream", told, folder)
     return found

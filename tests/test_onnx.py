@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import re
+import subprocess
+import sys
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -16,6 +21,7 @@ import pytest
 from fathom_trace.errors import ExportError
 from fathom_trace.exporter import read_layer_map
 from fathom_trace.generated import onnx_model_pb2 as schema
+from fathom_trace.store import save
 from fathom_trace.trace import Trace
 from tests.brute_force import Case, Counted, add, count, random_case
 from tests.handmade import Hand
@@ -23,7 +29,8 @@ from tests.known_layers import GRADIENTS, KNOWN, PRODUCTS, KnownConvolution, Kno
 from tests.onnx_files import EXPORTER, attributes, evaluate_in_stream, export, inferred, load_in_stream, package, read, shapes
 from tests.program import Program, dilated_depthwise
 from tests.random_layers import Product, broadcast, random_layers
-from tests.small import diamond
+from tests.simulator_env import simulator_python
+from tests.small import dense, diamond
 from tests.test_zigzag import chain
 
 reference = pytest.importorskip("onnx.reference")
@@ -201,6 +208,33 @@ def test_a_transposed_operand_is_not_linked(tmp_path: Path) -> None:
         program.op("b", "MatMul", [first, weights], [4, 4], {"transpose_a": flag})
         export(program.trace(), tmp_path / str(flag))
         assert EXPORTER.check(tmp_path / str(flag)).facts["links"] == links
+
+
+def test_models_of_one_output_each(tmp_path: Path) -> None:
+    """chain: dense is read by dense/dx and dense/dw, so it is a result of its own model and an input of theirs; conv1 and conv2 are one."""
+    report = export(chain(), tmp_path, models="one_output")
+    assert [layer.place for layer in report.layers] == [
+        "test_0.onnx:node 0", "test_0.onnx:node 1", "test_1.onnx:node 0", "test_2.onnx:node 0", "test_3.onnx:node 0", "test_4.onnx:node 0",
+        "test_5.onnx:node 0",
+    ]  # fmt: skip
+    for file in report.files:
+        model = read(tmp_path, file.removesuffix(".onnx"))
+        assert len(model.graph.output) == 1
+        results = {name for node in model.graph.node for name in node.output}
+        assert inferred(model) == {name: shape for name, shape in shapes(model).items() if name in results}
+    assert "dense_result" in {value.name for value in read(tmp_path, "test_2").graph.input}
+    assert EXPORTER.check(tmp_path).facts["nodes"] == 7
+
+
+def test_a_result_read_twice_in_one_model_stays_inside(tmp_path: Path) -> None:
+    """a is read by b and c, whose product is d: one model, although a has two readers."""
+    program = Program()
+    w = program.input("w", [4, 4])
+    a = program.op("a", "MatMul", [program.input("x", [4, 4]), w], [4, 4], {})
+    b, c = program.op("b", "MatMul", [a, w], [4, 4], {}), program.op("c", "MatMul", [a, w], [4, 4], {})
+    program.op("d", "MatMul", [b, c], [4, 4], {})
+    report = export(program.trace(), tmp_path, models="one_output")
+    assert [layer.place for layer in report.layers] == [f"test_0.onnx:node {i}" for i in range(4)]
 
 
 def test_weights_are_inputs_or_zeros(tmp_path: Path) -> None:
@@ -527,18 +561,114 @@ def test_stream_refuses_what_the_notes_say_it_does(tmp_path: Path) -> None:
 
 
 @pytest.mark.simulator
-def test_stream_evaluates_a_model(tmp_path: Path) -> None:
-    """Two convolutions, one reading the other: at least as long as 4 cores of 32 x 32 multipliers that never wait.
+def test_stream_evaluates_models_to_the_end(tmp_path: Path) -> None:
+    """Two convolutions, one reading the other; a product; both gradients of a convolution with stride 2: by the command of the report.
 
-    16 x 16 x 16 x 9 x 8 + 16 x 16 x 16 x 9 x 16 multiply-accumulates on 4,096 multipliers are 216 cycles.
+    A model takes at least as long as 4 cores of 32 x 32 multipliers that never wait. The chain has
+    16 x 16 x 16 x 9 x 8 + 16 x 16 x 16 x 9 x 16 multiply-accumulates, which are 216 cycles of 4,096 multipliers.
     """
     program = Program()
     same = {"strides": [1, 1, 1, 1], "padding": "SAME"}
     x, w1, w2 = program.input("x", [1, 16, 16, 8]), program.input("w1", [3, 3, 8, 16]), program.input("w2", [3, 3, 16, 16])
     first = program.op("conv1", "Conv2D", [x, w1], [1, 16, 16, 16], same)
     program.op("conv2", "Conv2D", [program.op("relu", "Relu", [first], [1, 16, 16, 16]), w2], [1, 16, 16, 16], same)
-    report = export(program.trace(), tmp_path, weights="zeros")
-    assert sum(layer.macs for layer in report.layers) == 4_096 * 216
-    found = evaluate_in_stream(tmp_path, "test.onnx")
-    assert 216 <= found["cycles"] < 1_000_000
-    assert sum(found["groups"]) <= found["cycles"]
+    program.product("product", [8, 16], [16, 32], [8, 32])
+    for kind in ("Conv2DBackpropFilter", "Conv2DBackpropInput"):
+        program.convolution(kind, [2, 8, 8, 4], [3, 3, 4, 8], [2, 4, 4, 8], kind, strides=[1, 2, 2, 1], padding="SAME")
+    report = export(program.trace(), tmp_path, weights="zeros", models="one_output", input_gradient="product")
+    assert [layer.place for layer in report.layers] == [
+        "test_0.onnx:node 0", "test_0.onnx:node 1", "test_1.onnx:node 0", "test_2.onnx:node 0", "test_3.onnx:node 0",
+    ]  # fmt: skip
+    cycles = evaluate_in_stream(report, tmp_path)
+    macs = [report.layers[0].macs + report.layers[1].macs, *(layer.macs for layer in report.layers[2:])]
+    assert macs[0] == 4_096 * 216
+    assert all(work / 4_096 <= took < 1_000_000 for work, took in zip(macs, cycles, strict=True))
+    found = EXPORTER.read_results(tmp_path / "results", read_layer_map(tmp_path), 2.0)
+    assert set(found) == {e for layer in report.layers for e in layer.executions}
+    assert sum(found.values()) == pytest.approx(2 * sum(cycles))
+    # The two of the chain share its cycles as 8 : 16 channels.
+    assert found[report.layers[1].executions[0]] == pytest.approx(2 * found[report.layers[0].executions[0]])
+
+
+@pytest.mark.simulator
+def test_stream_takes_one_output_only(tmp_path: Path) -> None:
+    """Why there is `models=one_output`: of a model with two results, one goes nowhere."""
+    program = Program()
+    for name in ("a", "b"):
+        program.product(name, [8, 16], [16, 32], [8, 32])
+    report = export(program.trace(), tmp_path)
+    (note,) = (note for note in report.notes if "Stream" in note)
+    assert note == "Stream does not take several outputs (--set models=one_output)"
+    with pytest.raises(AssertionError, match="ValueError"):
+        evaluate_in_stream(replace(report, notes=(f"run Stream: {EXPORTER.RUN_STREAM.format(stem='test')}",)), tmp_path)
+
+
+@pytest.mark.simulator
+def test_the_example_closes_the_loop(tmp_path: Path) -> None:
+    """A product of 30 us becomes one of less than 3 us, a ReLU of 10 us stays: 40 / 13 to 40 / 10 times faster, a quarter untouched."""
+    save(dense(), tmp_path / "dense.h5")
+    root = Path(__file__).parents[1]
+    command = [sys.executable, str(root / "examples" / "stream_closes_the_loop.py"), "dense.h5", str(simulator_python("stream"))]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    mapped, gained, untouched = done.stdout.splitlines()
+    assert mapped == "1 layers mapped for 1 executions"
+    found = re.fullmatch(r"the whole step gets ([0-9.]+) times faster \(by Amdahl ([0-9.]+)\)", gained)
+    assert found is not None
+    assert all(40 / 13 < float(value) <= 4.0 for value in found.groups())
+    assert untouched == "25.0% of the op time the accelerator never touched"
+
+
+# --- results ---------------------------------------------------------------------------------------------------------------------------
+
+
+def stream_result(folder: Path, cycles: object, *names: str) -> None:
+    """A group of Stream's results, as far as it is read."""
+    reports = folder / "allocation" / "reports"
+    reports.mkdir(parents=True)
+    (reports / "slot_latency_breakdown.yaml").write_text(f"totals:\n  overlap_cycles: 0\n  total_latency_cycles: {cycles}\n")
+    (folder / "mapping.yaml").write_text("layers:\n" + "".join(f"- name: {name}\n" for name in names) + "fused_groups: []\n")
+
+
+def two_products(folder: Path) -> None:
+    """[2, 3] x [3, 4], 24 multiply-accumulates, three times; [2, 4] x [4, 9], 72."""
+    program = Program()
+    a, b = program.input("a", [2, 3]), program.input("b", [3, 4])
+    for _ in range(3):
+        first = program.op("m", "MatMul", [a, b], [2, 4], {})
+    program.op("n", "MatMul", [first, program.input("c", [4, 9])], [2, 9], {})
+    export(program.trace(), folder)
+
+
+def test_a_group_s_cycles_are_shared_by_work(tmp_path: Path) -> None:
+    """400 cycles of 0.5 ns for a group of 24 + 72 multiply-accumulates: 50 and 150 ns, the first for each of three executions."""
+    two_products(tmp_path)
+    stream_result(tmp_path / "results" / "test" / "group_0", 400, "m", "n")
+    m, n = read_layer_map(tmp_path)
+    found = EXPORTER.read_results(tmp_path / "results", [m, n], 0.5)
+    assert found == {**dict.fromkeys(m.executions, 50.0), n.executions[0]: 150.0}
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        ([], "is no folder with a slot_latency_breakdown.yaml"),
+        ([(400, "m")], "has no result for n and 0 other layers"),
+        ([(400, "m", "n"), (4, "n")], "has the layer n again after"),
+        ([(400, "m", "other")], "has a layer other, which the export has not"),
+        ([("many", "m", "n")], "say many cycles for layers ['m', 'n']"),
+        ([(-1, "m", "n")], "say -1 cycles"),
+        ([(".inf", "m", "n")], "say inf cycles"),
+        ([(400,)], "is no result of Stream"),
+        ([("[", "m")], "is no result of Stream"),
+    ],
+)
+def test_damaged_results_are_named(tmp_path: Path, groups: list[tuple[Any, ...]], message: str) -> None:
+    two_products(tmp_path)
+    for i, (cycles, *names) in enumerate(groups):
+        stream_result(tmp_path / "results" / f"group_{i}", cycles, *names)
+    with pytest.raises(ExportError) as caught:
+        EXPORTER.read_results(tmp_path / "results", read_layer_map(tmp_path), 1.0)
+    assert message in str(caught.value)
+    assert str(tmp_path / "results") in str(caught.value)
