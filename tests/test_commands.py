@@ -287,6 +287,19 @@ def test_an_incomplete_trace_is_written_and_is_a_failure(
     assert load("vgg-training.h5").equals(incomplete())
 
 
+def test_a_trace_with_times_out_of_order_is_written_and_is_a_failure(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    builder = TraceBuilder()
+    builder.execution(builder.node("a", "NoOp"))
+    builder.step(builder.end_structure(), start=[10], done=[5])
+    broken = builder.build({"workload": "clock"})
+    monkeypatch.setattr(fathom_trace.capture, "capture_request", lambda request, progress: broken)
+    out = output(capsys, "capture", "vgg", status=1)
+    assert "problem: 1 executions have times out of order; they are left out of all sums; capture it again" in out
+    assert not load("vgg-training.h5").step_times.valid.any()
+
+
 @pytest.mark.parametrize(("error", "status"), [(KeyboardInterrupt, 130), (MemoryError, 1)])
 def test_a_capture_that_is_cut_short_leaves_no_file(
     error: type[BaseException], status: int, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

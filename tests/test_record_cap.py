@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from fathom_trace.checks import check
 from fathom_trace.cli import run
 from fathom_trace.store import load
 from tests.captured_apart import run_apart
@@ -47,7 +46,5 @@ def test_a_loop_of_60_000_iterations_is_incomplete_and_says_what_to_do(tmp_path:
     assert RECORDS - 10 <= trace.steps.recorded[step] <= RECORDS < trace.steps.produced[step]
     assert trace.provenance["record_cap_reached"]
     assert trace.provenance["first_missing"]
-    found = check(trace)
-    assert not found.is_sound
     assert run(("info", str(tmp_path / "loop.h5"))) == 0
     assert advice in capsys.readouterr().out
