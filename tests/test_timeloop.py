@@ -22,7 +22,7 @@ from tests.touched import Touched, touch
 
 TIMELOOP: Any = REGISTRY.load("timeloop")
 
-CNN_LAYER = {
+CNN_LAYER: Any = {
     "dimensions": ["R", "S", "P", "Q", "C", "K", "N"],
     "data_spaces": [
         {"name": "Weights", "projection": [[["C"]], [["K"]], [["R"]], [["S"]]]},
