@@ -152,3 +152,32 @@ PRODUCTS: dict[str, KnownProduct] = {
     "12 heads": KnownProduct((12, 197, 64), (12, 64, 197), (12, 197, 197), 29_805_312, 197, 197, 64, 12, "BatchMatMulV2"),
     "a filter of 768 x 3072 and not 768 x 1": KnownProduct((197, 768), (768, 3072), (197, 3072), 464_781_312, 197, 3072, 768),
 }
+
+
+def chain() -> Trace:
+    """conv1 -> ReLU -> conv2 + ReLU's output -> pool -> dense; then dense's and conv2's gradients, as training runs them."""
+    p = Program()
+    same = {"strides": [1, 1, 1, 1], "padding": "SAME"}
+    x, w1, w2, w3 = p.input("x", [2, 6, 5, 3]), p.input("w1", [3, 2, 3, 4]), p.input("w2", [3, 3, 4, 4]), p.input("w3", [24, 10])
+    y1 = p.op("conv1", "Conv2D", [x, w1], [2, 6, 5, 4], same)
+    r1 = p.op("relu1", "Relu", [y1], [2, 6, 5, 4])
+    y2 = p.op("conv2", "Conv2D", [r1, w2], [2, 6, 5, 4], same)
+    added = p.op("add", "AddV2", [y2, r1], [2, 6, 5, 4])
+    pool = p.op("pool", "AvgPool", [added], [2, 3, 2, 4])
+    flat = p.op("flat", "Reshape", [pool, p.constant("shape", [2, 24])], [2, 24])
+    y3 = p.op("dense", "MatMul", [flat, w3], [2, 10])
+    loss = p.op("loss", "Softmax", [y3], [2, 10])
+    back = p.op("dense/dx", "MatMul", [loss, w3], [2, 24], {"transpose_b": True})
+    p.op("dense/dw", "MatMul", [flat, loss], [24, 10], {"transpose_a": True})
+    unpool = p.op("unpool", "AvgPoolGrad", [back], [2, 6, 5, 4])
+    sizes = p.op("sizes", "Shape", [r1], [4])
+    p.op("conv2/dw", "Conv2DBackpropFilter", [r1, p.constant("s", [3, 3, 4, 4]), unpool], [3, 3, 4, 4], same)
+    p.op("conv2/dx", "Conv2DBackpropInput", [sizes, w2, unpool], [2, 6, 5, 4], same)
+    return p.trace()
+
+
+CHAIN_SOURCES: dict[str, tuple[str | None, str | None]] = {
+    "conv1": (None, None), "conv2": ("conv1", None), "dense": ("conv2", None), "dense_dx": ("dense", None),
+    "dense_dw": ("conv2", "dense"), "conv2_dw": ("conv1", "dense_dx"), "conv2_dx": ("dense_dx", None),
+}  # fmt: skip
+"""By layer of `chain`: what made the operand that comes in (image, rows, or gradient handed back), and what made the other one."""

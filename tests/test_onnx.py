@@ -25,13 +25,12 @@ from fathom_trace.store import save
 from fathom_trace.trace import Trace
 from tests.brute_force import Case, Counted, add, count, random_case
 from tests.handmade import Hand
-from tests.known_layers import GRADIENTS, KNOWN, PRODUCTS, KnownConvolution, KnownProduct
+from tests.known_layers import GRADIENTS, KNOWN, PRODUCTS, KnownConvolution, KnownProduct, chain
 from tests.onnx_files import EXPORTER, attributes, evaluate_in_stream, export, inferred, load_in_stream, package, read, shapes
 from tests.program import Program, dilated_depthwise
 from tests.random_layers import Product, broadcast, random_layers
 from tests.simulator_env import simulator_python
 from tests.small import dense, diamond
-from tests.test_zigzag import chain
 
 reference = pytest.importorskip("onnx.reference")
 

@@ -22,7 +22,7 @@ from fathom_trace.selecting import select
 from fathom_trace.store import save
 from fathom_trace.trace import Trace
 from tests.brute_force import Case, Counted
-from tests.known_layers import GRADIENTS, KNOWN, PRODUCTS, KnownConvolution, KnownProduct
+from tests.known_layers import CHAIN_SOURCES, GRADIENTS, KNOWN, PRODUCTS, KnownConvolution, KnownProduct, chain
 from tests.program import Program, dilated_depthwise
 from tests.random_layers import Product, broadcast, random_layers
 from tests.simulator_env import simulator_python
@@ -193,40 +193,11 @@ def test_windows_that_read_padding_only_are_skipped_with_a_reason(tmp_path: Path
 # --- where operands come from ---------------------------------------------------------------------------------------------------------
 
 
-def chain() -> Trace:
-    """conv1 -> ReLU -> conv2 + ReLU's output -> pool -> dense; then dense's and conv2's gradients, as training runs them."""
-    p = Program()
-    same = {"strides": [1, 1, 1, 1], "padding": "SAME"}
-    x, w1, w2, w3 = p.input("x", [2, 6, 5, 3]), p.input("w1", [3, 2, 3, 4]), p.input("w2", [3, 3, 4, 4]), p.input("w3", [24, 10])
-    y1 = p.op("conv1", "Conv2D", [x, w1], [2, 6, 5, 4], same)
-    r1 = p.op("relu1", "Relu", [y1], [2, 6, 5, 4])
-    y2 = p.op("conv2", "Conv2D", [r1, w2], [2, 6, 5, 4], same)
-    added = p.op("add", "AddV2", [y2, r1], [2, 6, 5, 4])
-    pool = p.op("pool", "AvgPool", [added], [2, 3, 2, 4])
-    flat = p.op("flat", "Reshape", [pool, p.constant("shape", [2, 24])], [2, 24])
-    y3 = p.op("dense", "MatMul", [flat, w3], [2, 10])
-    loss = p.op("loss", "Softmax", [y3], [2, 10])
-    back = p.op("dense/dx", "MatMul", [loss, w3], [2, 24], {"transpose_b": True})
-    p.op("dense/dw", "MatMul", [flat, loss], [24, 10], {"transpose_a": True})
-    unpool = p.op("unpool", "AvgPoolGrad", [back], [2, 6, 5, 4])
-    sizes = p.op("sizes", "Shape", [r1], [4])
-    p.op("conv2/dw", "Conv2DBackpropFilter", [r1, p.constant("s", [3, 3, 4, 4]), unpool], [3, 3, 4, 4], same)
-    p.op("conv2/dx", "Conv2DBackpropInput", [sizes, w2, unpool], [2, 6, 5, 4], same)
-    return p.trace()
-
-
-SOURCES = {
-    # name: (I, W); conv2/dw reads ReLU's output as I and the gradient that came back through dense/dx as W.
-    "conv1": (None, None), "conv2": ("conv1", None), "dense": ("conv2", None), "dense_dx": ("dense", None),
-    "dense_dw": ("conv2", "dense"), "conv2_dw": ("conv1", "dense_dx"), "conv2_dx": ("dense_dx", None),
-}  # fmt: skip
-
-
 def test_operands_come_from_the_layer_that_made_them(tmp_path: Path) -> None:
     """Through operations that are not exported; weights, feeds and shapes are constants, which carry the layer's own id."""
     report = export(chain(), tmp_path)
-    assert [layer["name"] for layer in read(tmp_path)] == list(SOURCES)
-    assert linked(tmp_path) == SOURCES
+    assert [layer["name"] for layer in read(tmp_path)] == list(CHAIN_SOURCES)
+    assert linked(tmp_path) == CHAIN_SOURCES
     # dense and what follows it have the sum of conv1's and conv2's results behind them: the last of them is the source.
     assert any(text.startswith("2 layers have an operand to which several layers contributed") for text in report.approximations)
     assert ZIGZAG.check(tmp_path).facts["links"] == 8
@@ -556,7 +527,7 @@ def test_the_real_parser_sees_the_dependencies(tmp_path: Path) -> None:
     layers = parse(tmp_path)
     names = [layer["name"] for layer in layers]
     for layer in layers:
-        image, weight = SOURCES[layer["name"]]
+        image, weight = CHAIN_SOURCES[layer["name"]]
         assert {k: names[v] for k, v in layer["sources"].items()} == {k: v for k, v in (("I", image), ("W", weight)) if v}
         assert layer["constants"] == [k for k, v in (("I", image), ("W", weight)) if not v]
         assert {names[i] for i in layer["before"]} == {image, weight} - {None}
