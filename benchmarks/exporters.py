@@ -3,6 +3,7 @@
     python benchmarks/exporters.py [--executions 20000] [--repeat 7]
 
 * table: its CSV text against `csv.writer.writerow` of the same rows. Both start from the same columns.
+* dramsim3, ramulator: the text of their requests against `csv.writer.writerow` of the same rows, from the same addresses and cycles.
 * perfetto: its Chrome JSON against `json.dumps` of the same events, which the plain writer gets ready-made as Python dicts.
 * chakra: encoding all nodes against building and encoding the same nodes with the reference package (mlc-chakra 1.0.0, in the environment
   that `tests/make_simulators.sh chakra` makes), which too gets everything ready-made. Left out, with a line that says so, where it is not.
@@ -30,6 +31,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from fathom_trace.addresses import stream  # noqa: E402
 from fathom_trace.builder import TraceBuilder  # noqa: E402
 from fathom_trace.exporters import REGISTRY  # noqa: E402
 from fathom_trace.steps import view_steps  # noqa: E402
@@ -138,6 +140,37 @@ def tables(trace: Trace, repeat: int) -> None:
     show("table, all three, by execution", *sums, len(view), 3)
 
 
+def requests(repeat: int) -> None:
+    """Rows of DRAMsim3 and of both dialects of Ramulator: a step of many small tensors, as addresses and cycles."""
+    dramsim3, ramulator = REGISTRY.load("dramsim3"), REGISTRY.load("ramulator")
+    [view] = view_steps(made_up(BODY), "median", "benchmark")
+    blocks = list(stream(view, 64).timed_blocks(*dramsim3.cycles_of(view, 1600)))
+    ways = {
+        "dramsim3": (
+            dramsim3.spell,
+            lambda b: zip(map(hex, b.address.tolist()), words(b, "READ", "WRITE"), b.cycle.tolist(), strict=True),
+        ),
+        "ramulator, load_store": (ramulator.spell, lambda b: zip(words(b, "LD", "ST"), map(hex, b.address.tolist()), strict=True)),
+    }
+
+    def words(block: Any, read: str, write: str) -> list[str]:
+        return [write if w else read for w in block.is_write.tolist()]
+
+    for name, (spell, rows) in ways.items():
+
+        def plain(rows: Any = rows) -> bytes:
+            out = io.StringIO()
+            writer = csv.writer(out, lineterminator="\n", delimiter=" ")
+            for block in blocks:
+                for row in rows(block):
+                    writer.writerow(row)
+            return out.getvalue().encode()
+
+        text = b"".join(map(spell, blocks))
+        assert plain() == text
+        show(f"{name}, rows", *best(repeat, lambda s=spell: b"".join(map(s, blocks)), plain), text.count(b"\n"), 3)
+
+
 def timeline(trace: Trace, repeat: int) -> None:
     """Chrome JSON, per event."""
     perfetto = REGISTRY.load("perfetto")
@@ -191,6 +224,7 @@ def main() -> None:
     print(f"{len(trace.executions)} executions; CPU time of a row, best of {arguments.repeat}\n")
     print(f"{'':<34}{'exporter':>11}{'plain':>13}{'ratio':>9}")
     tables(trace, arguments.repeat)
+    requests(arguments.repeat)
     timeline(trace, arguments.repeat)
     chakra(trace, arguments.repeat)
 

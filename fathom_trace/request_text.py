@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 Bytes = NDArray[np.uint8]
 UInt64 = NDArray[np.uint64]
 
-ROWS = 4_096
+ROWS = 8_192
 """Rows that are made at once, so that they stay in the processor's cache."""
 READ_BYTES = 1 << 22
 LINE_FEED, SPACE = 10, 32
@@ -53,7 +53,11 @@ Column = Hexadecimal | Decimal | Words
 def lines(columns: Sequence[Column]) -> bytes:
     """The rows of some columns, a blank between them and a line feed after each row."""
     count = len(columns[0].codes if isinstance(columns[0], Words) else columns[0].values)
-    return b"".join(_lines([_part(c, slice(at, at + ROWS)) for c in columns]) for at in range(0, count, ROWS))
+    parts = [_lines([_part(c, slice(at, at + ROWS)) for c in columns]) for at in range(0, count, ROWS)]
+    if parts:  # rows are made with the line feed first, which saves a word of each
+        parts[0] = parts[0][1:]
+        parts.append(b"\n")
+    return b"".join(parts)
 
 
 def _part(column: Column, rows: slice) -> Column:
@@ -71,55 +75,117 @@ def _table(base: int) -> NDArray[np.uint32]:
     return np.frombuffer(b"".join(form % n for n in range(base**4)), np.uint32)
 
 
+@dataclass(frozen=True)
+class _Layout:
+    """How a column lies in the words of a row: fixed characters, right in a whole number of words, then groups of four digits.
+
+    A column of words has no digits; the fixed characters are then one of `words`. If it `vanishes`, all of it is unused for code 0.
+    """
+
+    words: tuple[bytes, ...]
+    groups: int
+    vanishes: bool
+
+    @property
+    def width(self) -> int:
+        """Words of four bytes."""
+        return -(-max(map(len, self.words)) // 4) + self.groups
+
+    @property
+    def codes(self) -> int:
+        """How many sets of bytes rows may use."""
+        return len(self.words) * max(4 * self.groups, 1) + self.vanishes
+
+    def masks(self) -> NDArray[np.bool_]:
+        """The bytes that each code uses: by word, then by digits from 1 on."""
+        masks = np.zeros((self.codes, 4 * self.width), bool)
+        places = 4 * self.groups
+        for number, word in enumerate(self.words):
+            for digits in range(1, max(places, 1) + 1):
+                mask = masks[self.vanishes + number * max(places, 1) + digits - 1]
+                mask[4 * self.width - places - len(word) : 4 * self.width - places] = True
+                mask[4 * self.width - min(digits, places) :] = places > 0
+                if not places:
+                    mask[-len(word) :] = True
+        return masks
+
+    def fixed(self) -> NDArray[np.uint32]:
+        """The fixed characters as words."""
+        size = 4 * (self.width - self.groups)
+        return np.frombuffer(b"".join(word.rjust(size) for word in self.words), np.uint32).reshape(len(self.words), -1)
+
+
+@cache
+def _masks(layouts: tuple[_Layout, ...]) -> NDArray[np.bool_]:
+    """The bytes that a row uses, for each combination of codes, the last column's changing fastest."""
+    table = np.ones((1, 0), bool)
+    for layout in layouts:
+        own = layout.masks()
+        table = np.hstack([np.repeat(table, len(own), axis=0), np.tile(own, (len(table), 1))])
+    return table
+
+
 def _lines(columns: Sequence[Column]) -> bytes:
-    pieces = [_words(c) if isinstance(c, Words) else _number(c) for c in columns]
-    height = len(pieces[0][0])
-    width = sum(text.shape[1] for text, _ in pieces) + len(pieces)
-    raw, mask = np.empty((height, width), np.uint8), np.empty((height, width), bool)
+    layouts: list[_Layout] = []
+    for number, column in enumerate(columns):
+        before = b"\n" if not number else b"" if isinstance(columns[number - 1], Words) and not _vanishes(column) else b" "
+        after = b" " if number + 1 < len(columns) and not _vanishes(columns[number + 1]) else b""
+        if isinstance(column, Words):
+            layouts.append(_Layout(tuple(before + word + after for word in column.words), 0, False))
+        elif isinstance(column, Hexadecimal):
+            layouts.append(_Layout((before + b"0x",), _groups(column.values, 16), False))
+        else:
+            layouts.append(_Layout((before,), _groups(column.values, 10), _vanishes(column)))
+    count = len(columns[0].codes if isinstance(columns[0], Words) else columns[0].values)
+    words = np.empty((count, sum(layout.width for layout in layouts)), np.uint32)
+    code = np.zeros(count, np.int64)
     at = 0
-    for number, (text, used) in enumerate(pieces):
-        if number:
-            raw[:, at] = SPACE
-            mask[:, at] = used.any(axis=1)
-            at += 1
-        raw[:, at : at + text.shape[1]] = text
-        mask[:, at : at + text.shape[1]] = used
-        at += text.shape[1]
-    raw[:, at], mask[:, at] = LINE_FEED, True
-    return raw[mask].tobytes()
+    for column, layout in zip(columns, layouts, strict=True):
+        own = words[:, at : at + layout.width]
+        if isinstance(column, Words):
+            own[:] = layout.fixed()[column.codes]
+            code = code * layout.codes + column.codes
+        else:
+            own[:, : layout.width - layout.groups] = layout.fixed()
+            digits = _digits(column.values, 16 if isinstance(column, Hexadecimal) else 10, own[:, layout.width - layout.groups :])
+            if isinstance(column, Decimal) and column.known is not None:
+                digits = np.where(column.known, digits, 0)
+            code = code * layout.codes + digits - (not layout.vanishes)
+        at += layout.width
+    return words.view(np.uint8)[np.take(_masks(tuple(layouts)), code, axis=0)].tobytes()
 
 
-def _words(column: Words) -> tuple[Bytes, NDArray[np.bool_]]:
-    width = max(map(len, column.words))
-    table = np.frombuffer(b"".join(word.ljust(width) for word in column.words), np.uint8).reshape(-1, width)
-    length = np.array([len(word) for word in column.words])
-    return table[column.codes], (np.arange(width) < length[:, None])[column.codes]
+def _vanishes(column: Column) -> bool:
+    """Whether a column is absent from some rows."""
+    return isinstance(column, Decimal) and column.known is not None
 
 
-def _number(column: Hexadecimal | Decimal) -> tuple[Bytes, NDArray[np.bool_]]:
-    base = 16 if isinstance(column, Hexadecimal) else 10
-    values, prefix = column.values, 2 if base == 16 else 0
-    most = int(values.max(initial=np.uint64(0)))
-    groups = 1
+def _groups(values: UInt64, base: int) -> int:
+    """Groups of four digits that the largest of some numbers needs."""
+    most, groups = int(values.max(initial=np.uint64(0))), 1
     while most >= base ** (4 * groups):
         groups += 1
-    digits = np.ones(len(values), np.int8)
+    return groups
+
+
+def _digits(values: UInt64, base: int, out: NDArray[np.uint32]) -> NDArray[np.int64]:
+    """Write the digits of some numbers, right in `out`; returns how many each has."""
+    groups, table = out.shape[1], _table(base)
+    if base == 16:
+        for group in range(groups):
+            out[:, groups - 1 - group] = table[(values >> np.uint64(16 * group)) & np.uint64(0xFFFF)]
+    else:
+        left = values
+        for group in range(groups - 1, 0, -1):
+            above = left // np.uint64(10_000)
+            out[:, group] = table[left - above * np.uint64(10_000)]
+            left = above
+        out[:, 0] = table[left]
+    digits = np.ones(len(values), np.int64)
     for power in range(1, 4 * groups):
-        if base**power > most:
-            break
-        digits += values >= np.uint64(base**power)
-    text = np.empty((len(values), groups), np.uint32)
-    left = values
-    for group in range(groups - 1, -1, -1):
-        above = left // np.uint64(base**4)
-        text[:, group] = _table(base)[left - above * np.uint64(base**4)]
-        left = above
-    used = np.arange(4 * groups, dtype=np.int8) >= np.int8(4 * groups) - digits[:, None]
-    characters = text.view(np.uint8)
-    if isinstance(column, Decimal):
-        return characters, used if column.known is None else used & column.known[:, None]
-    before = np.broadcast_to(np.frombuffer(b"0x", np.uint8), (len(values), prefix))
-    return np.hstack([before, characters]), np.hstack([np.ones(before.shape, bool), used])
+        if base**power < 2**64:
+            digits += values >= np.uint64(base**power)
+    return digits
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------------------
