@@ -521,12 +521,9 @@ def _einsum(match: re.Match[str], common_bits: int) -> Einsum | None:
         accesses.append(TensorAccess(found[1], indices, bool(found[3]), int(found[4] or common_bits)))
     bounds = [_BOUND.fullmatch(part) for part in match[4].split(", ")]
     sizes = {bound[1]: int(bound[2]) for bound in bounds if bound}
-    if (
-        len(accesses) != 3
-        or [a.output for a in accesses] != [False, False, True]
-        or len(sizes) != len(bounds)
-        or match[5] != _roles(accesses)
-    ):
+    used = {name for access in accesses for index in access.indices.values() for name, _ in index}
+    is_complete = [a.output for a in accesses] == [False, False, True] and len(sizes) == len(bounds) and used == set(sizes)
+    if not is_complete or match[5] != _roles(accesses):
         return None
     return Einsum(match[1], int(match[2]), sizes, tuple(accesses))
 

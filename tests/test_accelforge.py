@@ -309,7 +309,7 @@ def small() -> Trace:
         ("test.yaml", "n_instances: 1", "n_instances: 2", "7920 MACs in 2 runs in the file, 3960 in 1 in the trace"),
         ("test.yaml", ", output: true", "", "test.yaml:4 does not begin an einsum"),
         ("test.yaml", 'output: "conv_output"', 'output: "conv_input"', "test.yaml:4 does not begin an einsum"),
-        ("test.yaml", '"one_result", projection: {Row', '"x", projection: {Row', "20 does not begin"),
+        ("test.yaml", '"one_result", projection: {Row', '"x", projection: {Row', "12 does not begin"),
         ("test.yaml", "0 <= m_1 < 7, 0 <= n_2 < 6", "0 <= m_1 < 8, 0 <= n_2 < 6", "the rank variable m_1 is below 8 in two, below 7 in"),
         ("test.yaml", '"two_right"', '"one_right"', "two takes one_right for another tensor"),
         ("export.json", '"macs": 140', '"macs": 141', "140 MACs in 1 runs in the file, 141 in 1 in the trace"),
