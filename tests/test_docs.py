@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from small import diamond
+from small import dense, diamond
 
 import fathom_trace
 from fathom_trace.cli import COMMANDS, command_parser
@@ -153,6 +153,16 @@ def test_example_worth_speeding_up(tmp_path: Path) -> None:
     save(diamond(), tmp_path / "diamond.h5")
     lines = run_example(ROOT / "examples" / "worth_speeding_up.py", tmp_path / "diamond.h5").splitlines()
     assert lines[1].split() == [f"{100 / 55:.2f}x", f"{70 / 50:.2f}x", "OpB"]
+
+
+def test_example_dram_traffic(tmp_path: Path) -> None:
+    """`fc` multiplies [2, 3] x [3, 5] and rectifies [2, 5], float32: 24, 60 and 40 bytes, then 40 and 40, a burst each."""
+    save(dense(), tmp_path / "dense.h5")
+    lines = run_example(ROOT / "examples" / "dram_traffic.py", tmp_path / "dense.h5").splitlines()
+    assert lines[0] == "5 requests of 64 bytes, for 204 bytes"
+    assert lines[1].split() == ["5", "fc"]
+    rows = (tmp_path / "dense-dramsim3" / "dense.trace").read_text().splitlines()
+    assert [row.split()[1] for row in rows[:-1]] == ["READ", "READ", "WRITE", "READ", "WRITE"]
 
 
 @pytest.mark.capture
