@@ -1,8 +1,9 @@
-"""Do the compiled loops give, to the last bit, what the plain ones give? Skipped where numba (the extra `fast`) is not installed."""
+"""Do the compiled loops give, to the last bit, what the plain ones give? Where numba (the extra `fast`) is not installed they are
+tested as the plain Python that they then are.
+"""
 
 from __future__ import annotations
 
-import importlib.util
 import random
 import sys
 from typing import Any
@@ -11,20 +12,17 @@ import numpy as np
 import pytest
 
 from fathom_trace.errors import ScenarioError, UnknownNameError
-from fathom_trace.whatif import replay
+from fathom_trace.whatif import compiled, replay
 from fathom_trace.whatif.recording import Recording
 from fathom_trace.whatif.replay import PRIORITIES, makespans_ns
 from tests.recordings import random_recording, recording_of
 from tests.without_tensorflow import run_without_tensorflow
 
-needs_numba = pytest.mark.skipif(
-    importlib.util.find_spec("numba") is None, reason="numba is not installed: pip install fathom-trace[fast]"
-)
-
 
 def both(monkeypatch: pytest.MonkeyPatch, *arguments: Any) -> tuple[list[str], list[str]]:
     """Makespans by compiled and by plain loops, as the bits of their float64."""
     results = []
+    monkeypatch.setattr(replay, "compiled", lambda: compiled)
     for least in (0, sys.maxsize):
         monkeypatch.setattr(replay, "COMPILED_VALUES", least)
         results.append([float(x).hex() for x in makespans_ns(*arguments)])
@@ -38,7 +36,6 @@ def scenarios(recording: Recording, count: int, seed: int) -> tuple[np.ndarray, 
     return recording.duration_ns * factors, recording.gap_ns * numbers.random((count, len(recording)))
 
 
-@needs_numba
 @pytest.mark.parametrize("count", [1, 5, 6, 16, 18, 40])
 @pytest.mark.parametrize("shared_gaps", [False, True])
 def test_longest_paths_are_equal_to_the_last_bit(count: int, shared_gaps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,7 +47,6 @@ def test_longest_paths_are_equal_to_the_last_bit(count: int, shared_gaps: bool, 
         assert len(set(plain)) == count
 
 
-@needs_numba
 @pytest.mark.parametrize("workers", [2, 3, 8, 10**9])
 @pytest.mark.parametrize("priority", PRIORITIES)
 def test_list_schedules_are_equal_to_the_last_bit(workers: int, priority: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,7 +57,6 @@ def test_list_schedules_are_equal_to_the_last_bit(workers: int, priority: str, m
         assert fast == plain
 
 
-@needs_numba
 @pytest.mark.parametrize("priority", PRIORITIES)
 def test_whole_times_with_many_ties_are_scheduled_alike(priority: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Equal times bring out the order in which ties are broken; executions without time free others at once."""
@@ -73,7 +68,6 @@ def test_whole_times_with_many_ties_are_scheduled_alike(priority: str, monkeypat
             assert fast == plain
 
 
-@needs_numba
 def test_grahams_anomaly_and_nothing_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     recording = recording_of([3.0, 2, 2, 2, 4, 4, 4, 4, 9], [[], [], [], [], [3], [3], [3], [3], [0]])
     duration = np.stack([recording.duration_ns, recording.duration_ns - 1])
@@ -83,14 +77,18 @@ def test_grahams_anomaly_and_nothing_at_all(monkeypatch: pytest.MonkeyPatch) -> 
         assert both(monkeypatch, nothing, np.zeros((3, 0)), None, workers) == ([(0.0).hex()] * 3,) * 2
 
 
-@needs_numba
 def test_compiled_loops_refuse_what_the_plain_ones_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replay, "COMPILED_VALUES", 0)
+    monkeypatch.setattr(replay, "compiled", lambda: compiled)
     recording = random_recording(random.Random(1), 10)
     with pytest.raises(ScenarioError, match="cannot replay on 0 workers"):
         makespans_ns(recording, recording.duration_ns[None], workers=0)
     with pytest.raises(UnknownNameError, match="no priority is called 'captive'; did you mean 'captured'"):
         makespans_ns(recording, recording.duration_ns[None], workers=2, priority="captive")
+
+
+def test_the_compiled_loops_are_taken_where_numba_is_installed() -> None:
+    assert (replay.compiled() is compiled) == compiled.IS_COMPILED == hasattr(compiled.list_makespan, "py_func")
 
 
 def test_small_work_does_not_import_numba() -> None:

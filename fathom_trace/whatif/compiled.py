@@ -1,5 +1,4 @@
-# mypy: allow-untyped-decorators
-"""The loops of `replay.py` compiled by numba, which importing this module needs (the extra `fast`).
+"""The loops of `replay.py` compiled by numba (the extra `fast`); where numba is not installed they are plain Python, and of no use.
 
 Each does the same float64 operations in the same order as its plain loop, without fused or reordered arithmetic, so that results are
 equal to the last bit. Compiled code is kept beside this file, or in the user's cache where that is not writable.
@@ -7,10 +6,27 @@ equal to the last bit. Compiled code is kept beside this file, or in the user's 
 
 from __future__ import annotations
 
-import numba
+import importlib
+import importlib.util
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 import numpy as np
 
 from fathom_trace.whatif.recording import Bool, Float, Int64
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+IS_COMPILED = importlib.util.find_spec("numba") is not None
+
+
+def compiled(function: Function) -> Function:
+    """The function compiled by numba; itself where that is not installed."""
+    if not IS_COMPILED:
+        return function
+    made: Function = importlib.import_module("numba").njit(cache=True)(function)
+    return made
+
 
 WIDTH = 16
 """Scenarios that one pass over the dependencies takes side by side: two cache lines of their ends an execution."""
@@ -35,7 +51,7 @@ def longest_paths(offsets: Int64, producer: Int64, base: Float, tail: Float, dur
     return result
 
 
-@numba.njit(cache=True)
+@compiled
 def _alone(offsets: Int64, producer: Int64, base: Float, tail: Float, duration: Float, gap: Float) -> float:
     """Makespan of one scenario on unlimited workers."""
     end, last = np.empty(len(duration)), 0.0
@@ -55,7 +71,7 @@ def _alone(offsets: Int64, producer: Int64, base: Float, tail: Float, duration: 
     return last
 
 
-@numba.njit(cache=True)
+@compiled
 def _side_by_side(offsets: Int64, producer: Int64, base: Float, tail: Float, duration: Float, gap: Float) -> Float:
     """`longest_paths`, `WIDTH` scenarios at a time."""
     scenarios, count = duration.shape
@@ -88,7 +104,7 @@ def _side_by_side(offsets: Int64, producer: Int64, base: Float, tail: Float, dur
     return result
 
 
-@numba.njit(cache=True)
+@compiled
 def paths_ahead(offsets: Int64, consumer: Int64, gap: Float, duration: Float, body: Float) -> Float:
     """The longest path from each execution on, itself included, `[executions]`; the consumers of each as CSR."""
     count = len(duration)
@@ -105,7 +121,7 @@ def paths_ahead(offsets: Int64, consumer: Int64, gap: Float, duration: Float, bo
     return ahead
 
 
-@numba.njit(cache=True)
+@compiled
 def _push(heap: Int64, size: int, value: int) -> int:
     """Put a value on a heap of whole numbers; returns the new size."""
     at = size
@@ -119,7 +135,7 @@ def _push(heap: Int64, size: int, value: int) -> int:
     return size + 1
 
 
-@numba.njit(cache=True)
+@compiled
 def _pop(heap: Int64, size: int) -> int:
     """Take the least value away and return it; the heap is one shorter."""
     least, value = heap[0], heap[size - 1]
@@ -139,7 +155,7 @@ def _pop(heap: Int64, size: int) -> int:
     return int(least)
 
 
-@numba.njit(cache=True)
+@compiled
 def _push_event(times: Float, codes: Int64, size: int, time: float, code: int) -> int:
     """Put an event on the heap of events, ordered by time and then code; returns the new size."""
     at = size
@@ -153,7 +169,7 @@ def _push_event(times: Float, codes: Int64, size: int, time: float, code: int) -
     return size + 1
 
 
-@numba.njit(cache=True)
+@compiled
 def _pop_event(times: Float, codes: Int64, size: int) -> int:
     """Take the first event away and return its code; the heap is one shorter."""
     first, time, code = codes[0], times[size - 1], codes[size - 1]
@@ -174,7 +190,7 @@ def _pop_event(times: Float, codes: Int64, size: int) -> int:
     return int(first)
 
 
-@numba.njit(cache=True)
+@compiled
 def list_makespan(
     offsets: Int64, consumer: Int64, waits: Int64, order: Int64, gap: Float, duration: Float, body: Float, workers: int
 ) -> float:

@@ -10,7 +10,8 @@ nobody projected them. `provenance["projected"]` says what was projected from wh
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,10 +19,10 @@ from numpy.typing import NDArray
 from fathom_trace.errors import ScenarioError
 from fathom_trace.tables import Allocations, DeviceSpans, Steps, StepTimes
 from fathom_trace.trace import Trace
-from fathom_trace.whatif.recording import Float
-
-if TYPE_CHECKING:
-    from fathom_trace.whatif.projection import Projection
+from fathom_trace.whatif.recording import Float, Recording
+from fathom_trace.whatif.replay import Schedule
+from fathom_trace.whatif.scenario import Replayed, Times
+from fathom_trace.whatif.selection import Executed
 
 MEASURED_KEYS = ("first_run_ns", "run_metadata_bytes")
 """Keys of provenance that are of the captured steps only."""
@@ -29,15 +30,15 @@ MEASURED_KEYS = ("first_run_ns", "run_metadata_bytes")
 MOST_LANES = int(np.iinfo(np.int16).max)
 
 
-def projected_trace(projection: Projection) -> Trace:
-    """The trace of a projection; see above.
+def projected_trace(
+    executed: Executed, recording: Recording, changed: Times, replayed: Replayed, schedule: Schedule, about: Mapping[str, Any]
+) -> Trace:
+    """The trace of a schedule of changed times; see above. `about` goes into the provenance.
 
     Raises:
         ScenarioError: the projection was not made from a trace, or ran on more workers than a trace can number.
     """
-    trace = projection.executed.source("a projected trace")
-    structure = projection.executed.structure
-    schedule, at = projection.schedule, projection.replayed.at
+    trace, structure, at = executed.source("a projected trace"), executed.structure, replayed.at
     start, end, done = (np.rint(times[at]).astype(np.int64) for times in (schedule.start_ns, schedule.end_ns, schedule.done_ns))
     worker = schedule.worker[at]
     if worker.max(initial=0) > MOST_LANES:
@@ -47,14 +48,14 @@ def projected_trace(projection: Projection) -> Trace:
     scheduled = np.zeros(len(start), np.int64)
     depends = trace.dependencies(structure)
     np.maximum.at(scheduled, np.repeat(np.arange(len(start)), np.diff(depends.offsets)), end[depends.producer])
-    valid = projection.recording.timed | projection.times.changed
+    valid = recording.timed | changed.changed
     times = StepTimes(scheduled=scheduled, start=start, end=end, done=done, lane=worker.astype(np.int16), valid=valid)
     return trace.replace(
         steps=_steps(trace, structure, times),
         step_times=times,
         allocations=_allocations(trace, structure, times),
         device_spans=DeviceSpans.empty(),
-        provenance=_provenance(trace, projection),
+        provenance=_provenance(trace, structure, changed, about),
     )
 
 
@@ -101,21 +102,15 @@ def _moved(when: Float, before: Float, after: Float) -> Float:
     return np.asarray(inside + np.minimum(when - at[0], 0.0) + np.maximum(when - at[-1], 0.0))
 
 
-def _provenance(trace: Trace, projection: Projection) -> dict[str, Any]:
-    moves = projection.times.transfers
+def _provenance(trace: Trace, structure: int, changed: Times, about: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **{key: value for key, value in trace.provenance.items() if key not in MEASURED_KEYS},
-        "inter_threads": projection.workers,
+        "inter_threads": about["workers"],
         "projected": {
-            "scenario": projection.scenario,
-            "workers": projection.workers,
-            "priority": projection.priority,
-            "structure": projection.executed.structure,
-            "measured_span_ns": projection.baseline.measured_ns,
-            "taken_off_for_tracing_ns": projection.baseline.tracing_ns,
-            "before_ns": projection.replay.before_ns,
-            "transfers": len(moves) if moves is not None else 0,
-            "transfers_ns": projection.times.transfer_ns,
+            **about,
+            "structure": structure,
+            "transfers": len(changed.transfers) if changed.transfers is not None else 0,
+            "transfers_ns": changed.transfer_ns,
             "of": digest(trace),
         },
     }

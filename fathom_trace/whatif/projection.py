@@ -178,7 +178,15 @@ class Projection:
         """
         from fathom_trace.whatif.projected import projected_trace
 
-        return projected_trace(self)
+        about = {
+            "scenario": self.scenario,
+            "workers": self.workers,
+            "priority": self.priority,
+            "measured_span_ns": self.baseline.measured_ns,
+            "taken_off_for_tracing_ns": self.baseline.tracing_ns,
+            "before_ns": self.replay.before_ns,
+        }
+        return projected_trace(self.executed, self.recording, self.times, self.replayed, self.schedule, about)
 
     def to_dict(self) -> dict[str, object]:
         """For JSON: times in ns, shares of one; a speedup without bound is None."""

@@ -172,7 +172,9 @@ def compiled() -> ModuleType | None:
     """The compiled loops; None where numba is not installed."""
     if importlib.util.find_spec("numba") is None:
         return None
-    return importlib.import_module("fathom_trace.whatif.compiled")
+    from fathom_trace.whatif import compiled
+
+    return compiled
 
 
 def _compiled_makespans(
