@@ -31,10 +31,12 @@ from fathom_trace.trace import Trace
 from fathom_trace.units import format_count, format_ns
 
 RUN = (
-    "python -c \"import csv, accelforge as af; spec = af.Spec.from_yaml(af.examples.arches.simple, '{file}');"
-    " rows = csv.writer(open('latency.csv', 'w', newline='')); rows.writerow(['einsum', 'latency_cycles']);"
+    "python -c \"import csv, accelforge as af; from accelforge.mapper.FFM.mappings import Mappings; Mappings.render = lambda *_, **__: '';"
+    " spec = af.Spec.from_yaml(af.examples.arches.simple, '{file}'); file = open('latency.csv', 'w', newline='');"
+    " rows = csv.writer(file); rows.writerow(['einsum', 'latency_cycles']);"
     ' [rows.writerows(spec.map_workload_to_arch(einsum_names=[e]).latency(per_einsum=True).items()) for e in spec.workload.einsum_names]"'
 )
+"""Maps every einsum by itself. AccelForge draws every mapping with Graphviz, which is left out here."""
 SECONDS_PER_EINSUM = (5.0, 8.0)
 """CPU time in which AccelForge 1.0.467 maps one small einsum by itself to its `simple` architecture, as measured on a slow shared core."""
 
@@ -45,11 +47,11 @@ TARGET = Target(
     proof=TARGET_RAN,
     proof_detail="tests have accelforge 1.0.467 itself read the files and compare MACs, loop bounds and the size of every operand with the"
     " trace, and its mapper run small convolutions, products and gradients to the end; full-size networks are read, not mapped",
-    how_to_run="with Python 3.12 or later: pip install accelforge==1.0.467, and Graphviz (AccelForge draws every mapping with its `dot`);"
-    " then, in the exported folder, the command that the notes of export.json give, with your architecture in the place of"
-    " accelforge.examples.arches.simple. It maps every einsum by itself; without einsum_names AccelForge fuses them along the tensors"
-    " that they share, which takes much longer. `latency.csv` is what results are read from: its second column is `latency_cycles` where"
-    " the architecture's throughputs are per cycle (as in `simple`), and must be called `latency_s` where they are per second",
+    how_to_run="with Python 3.12 or later: pip install accelforge==1.0.467; then, in the exported folder, the command that the notes of"
+    " export.json give, with your architecture in the place of accelforge.examples.arches.simple. It maps every einsum by itself, and does"
+    " not draw the mappings, which would need Graphviz; without einsum_names AccelForge fuses einsums along the tensors that they share,"
+    " which takes much longer. `latency.csv` is what results are read from: its second column is `latency_cycles` where the"
+    " architecture's throughputs are per cycle (as in `simple`), and must be called `latency_s` where they are per second",
 )
 
 FILE_SUFFIX = ".yaml"
@@ -426,7 +428,7 @@ def _notes(einsums: Sequence[Einsum], file: str) -> Iterable[str]:
     yield f"{len(einsums)} einsums, {format_count(runs)} runs (n_instances); AccelForge's sums are of all runs"
     low, high = (format_ns(len(einsums) * seconds * 1e9) for seconds in SECONDS_PER_EINSUM)
     yield f"to map each by itself takes about {low} to {high} of CPU time, where they are small; large extents and joining take longer"
-    yield f"to map it: {RUN.format(file=file)}"
+    yield f"run: {RUN.format(file=file)}"
 
 
 # --- checking ---------------------------------------------------------------------------------------------------------------------

@@ -19,16 +19,19 @@ READ = """
 import json, sys
 import accelforge as af
 from accelforge.frontend._workload_isl._isl import get_rank_variable_bounds
-workload = af.Spec.from_yaml(sys.argv[1]).workload
-print(json.dumps({
-    "einsums": {
-        e: {"computes": workload.n_computes(e), "instances": workload.einsums[e].n_instances,
-            "bounds": get_rank_variable_bounds(workload, e),
-            "accesses": [[t.name, t.output, dict(t.projection)] for t in workload.einsums[e].tensor_accesses]}
-        for e in workload.einsum_names
-    },
-    "tensors": {t: {"size": workload.get_tensor_size(t), "shape": workload.get_tensor_shape(t)} for t in workload.tensor_names},
-}))
+found = {}
+for file in sys.argv[1:]:
+    workload = af.Spec.from_yaml(file).workload
+    found[file] = {
+        "einsums": {
+            e: {"computes": workload.n_computes(e), "instances": workload.einsums[e].n_instances,
+                "bounds": get_rank_variable_bounds(workload, e),
+                "accesses": [[t.name, t.output, dict(t.projection)] for t in workload.einsums[e].tensor_accesses]}
+            for e in workload.einsum_names
+        },
+        "tensors": {t: {"size": workload.get_tensor_size(t), "shape": workload.get_tensor_shape(t)} for t in workload.tensor_names},
+    }
+print(json.dumps(found))
 """
 
 MAP = """
@@ -72,9 +75,9 @@ def projections(einsum: dict[str, Any]) -> list[tuple[str, dict[str, str]]]:
     return [(access["name"], access["projection"]) for access in einsum["tensor_accesses"]]
 
 
-def read(folder: Path, file: str = "test.yaml") -> dict[str, Any]:
-    """What AccelForge's own reader makes of a file: computes, bounds and accesses by einsum; size and shape by tensor."""
-    found: dict[str, Any] = run_in_simulator("accelforge", READ, folder, file)
+def read(folder: Path, *files: str) -> dict[str, Any]:
+    """What AccelForge's own reader makes of files, by file: computes, bounds and accesses by einsum; size and shape by tensor."""
+    found: dict[str, Any] = run_in_simulator("accelforge", READ, folder, *files)
     return found
 
 

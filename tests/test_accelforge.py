@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -13,12 +16,13 @@ import pytest
 from fathom_trace.errors import ExportError, OptionError
 from fathom_trace.exporter import ExportedLayer, read_layer_map
 from fathom_trace.options import apply_settings
+from fathom_trace.store import save
 from fathom_trace.trace import Trace
 from tests.accelforge_files import ACCELFORGE, einsums, export, mapped, projections, read
 from tests.brute_force import Case
 from tests.program import Program, dilated_depthwise
 from tests.random_layers import random_layers
-from tests.simulator_env import run_in_simulator, simulator_python
+from tests.simulator_env import simulator_python
 from tests.small import diamond
 
 
@@ -420,7 +424,7 @@ def published() -> tuple[Trace, list[int]]:
 def test_accelforge_agrees_with_published_layers(tmp_path: Path) -> None:
     trace, macs = published()
     export(trace, tmp_path)
-    found = read(tmp_path)
+    found = read(tmp_path, "test.yaml")["test.yaml"]
     assert [einsum["computes"] for einsum in found["einsums"].values()] == macs
     assert [prod(einsum["bounds"].values()) for einsum in found["einsums"].values()] == macs
     assert found["tensors"]["vgg_conv1_1_input"] == {"size": 226 * 226 * 3, "shape": {"B": 1, "C": 3, "H": 226, "W": 226}}
@@ -432,7 +436,7 @@ def test_accelforge_agrees_on_random_layers(tmp_path: Path) -> None:
     """300 random convolutions and gradients and 60 products in one workload: its own counts against brute force."""
     trace, layers = random_layers(467)
     report = export(trace, tmp_path)
-    found = read(tmp_path)
+    found = read(tmp_path, "test.yaml")["test.yaml"]
     by_execution = {layer.executions[0]: layer for layer in report.layers}
     assert len(by_execution) == len(found["einsums"]) == len(layers) == 360
     for number, layer in enumerate(layers):
@@ -503,18 +507,28 @@ def test_accelforge_fuses_along_shared_tensors(tmp_path: Path) -> None:
 
 
 @pytest.mark.simulator
-def test_the_command_of_the_notes_gives_results_that_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`simple` computes one MAC per cycle: 24 cycles, and 4 * 140 for the loop, of 2 ns each. Graphviz is not needed for the numbers."""
-    simulator_python("accelforge")
-    report = export(looped(), tmp_path)
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "dot").write_text("#!/bin/sh\necho '<svg/>'\n")
-    (tmp_path / "bin" / "dot").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
-    (note,) = [note for note in report.notes if note.startswith("to map it: ")]
-    run_in_simulator("accelforge", note.partition('python -c "')[2].rpartition('"')[0] + "\nprint('null')", tmp_path)
-    durations = ACCELFORGE.read_results(tmp_path, read_layer_map(tmp_path), 2.0)
-    assert sorted(durations.values()) == [48.0, 280.0, 280.0, 280.0, 280.0]
+def test_the_example_closes_the_loop(tmp_path: Path) -> None:
+    """`simple` computes one MAC per cycle, of 1 ns: 24 ns for m and 4 * 140 ns for the loop, instead of 10 and 4 * 10; inputs take 40.
+
+    So a step of 90 ns takes 624, and the example, which runs the command of the notes, says that it gets 0.14 times faster.
+    """
+    trace = looped()
+    assert trace.median_durations(trace.main_structure).sum() == 90
+    save(trace, tmp_path / "looped.h5")
+    root = Path(__file__).parents[1]
+    command = [
+        sys.executable,
+        str(root / "examples" / "accelforge_closes_the_loop.py"),
+        "looped.h5",
+        str(simulator_python("accelforge")),
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = done.stdout.splitlines()
+    assert lines[0] == "2 einsums mapped for 5 executions"
+    assert f"by Amdahl {90 / 624:.2f}" in lines[1]
+    assert lines[2] == f"{40 / 90:.1%} of the op time the accelerator never touched"
 
 
 @pytest.mark.simulator
@@ -524,5 +538,5 @@ def test_an_offset_for_the_padding_would_lose_reads(tmp_path: Path) -> None:
     path = tmp_path / "test.yaml"
     text = path.read_text()
     path.write_text(text.replace("oy_0 + fy_0", "oy_0 + fy_0 - 1").replace("  einsums:", "  rank_sizes: {H: 9}\n  einsums:"))
-    assert read(tmp_path)["einsums"]["c"]["computes"] < 6_048
+    assert read(tmp_path, "test.yaml")["test.yaml"]["einsums"]["c"]["computes"] < 6_048
     assert not ACCELFORGE.check(tmp_path).ok
