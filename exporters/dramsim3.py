@@ -238,6 +238,9 @@ def read_results(path: Path, layer_map: list[ExportedLayer], cycle_ns: float) ->
     Raises:
         ExportError: a file is missing or damaged, is of another export, or not all requests were done.
     """
+    wanted = {"first", "last", "reads", "writes", "timing", "asked_cycles", "duration_ns"}
+    if any(wanted - set(layer.facts) for layer in layer_map):
+        raise ExportError(f"{path}: the export that it answers is not one of dramsim3, or of another release; export again")
     totals, epochs = _read(path)
     asked = {f"num_{side}_done": sum(int(la.facts[side]) for la in layer_map) for side in ("reads", "writes")}
     for key, expected in asked.items():

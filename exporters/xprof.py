@@ -49,6 +49,9 @@ HOST_PLANE = "/host:CPU"
 PICOSECONDS = 1_000
 ALLOCATION, RELEASE = "MemoryAllocation", "MemoryDeallocation"
 MEMORY_LINE = "allocations"
+LISTED_OPS = 500
+"""Rows of XProf's table of ops, idle time among them: the ops of most time."""
+
 HAS_NO_TIME = "no valid time in the step"
 IS_EXPANDED = "part of a compiled call, which is shown with the time of all its parts"
 
@@ -240,6 +243,9 @@ def encode(plane: _Plane, view: StepView, host: str, early_ns: int) -> bytes:
 def _notes(view: StepView, trace: Trace, renamed: int, allocations: tuple[int, int] | None, options: Options) -> Iterator[str]:
     if renamed:
         yield f"{renamed} op names are written otherwise than in the trace: XProf would not take them for op names"
+    ops = len({view.nodes[i] for i in np.flatnonzero(view.timed).tolist()})
+    if ops >= LISTED_OPS:
+        yield f"XProf's framework_op_stats lists the {LISTED_OPS} ops of most time only; {ops} ran"
     if options.memory and not len(trace.allocations):
         yield "no allocations: the trace has no allocation records (capture --memory-steps 1)"
     elif options.memory and allocations is None:

@@ -37,6 +37,7 @@ BLOCK = 1 << 17
 """Requests that are made at once."""
 
 MAX_REQUESTS = 10_000_000
+_MOST_BYTES, _HIGHEST = 2.0**60, 2.0**63
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,8 +216,15 @@ def _ranges(start: Int64, count: Int64) -> Int64:
 
 
 def stream(view: StepView, burst_bytes: int, placement: str = COMPACT) -> Stream:
-    """The requests of a step, in bursts of so many bytes; with `placement` reported, at TensorFlow's own addresses where it told them."""
+    """The requests of a step, in bursts of so many bytes; with `placement` reported, at TensorFlow's own addresses where it told them.
+
+    Raises:
+        ExportError: the trace has sizes or addresses that do not fit in 64 bits, or nearly.
+    """
     found = accesses(view)
+    sizes = np.concatenate([found.pieces.size_bytes, found.size_bytes]).astype(np.float64)
+    if sizes.sum() > _MOST_BYTES or np.any(found.pieces.address.astype(np.float64) + found.pieces.size_bytes > _HIGHEST):
+        raise ExportError(f"no memory is as large as this trace says: {sizes.sum():.3g} bytes; the trace is damaged")
     address, regions, region = _place(view, found.pieces, burst_bytes, placement == COMPACT)
     burst = np.uint64(burst_bytes)
     begin, size = address[found.piece], found.size_bytes
@@ -360,6 +368,8 @@ def refuse_above(found: Stream, most: int, exporter: str) -> None:
     parts = selections(found)
     of_phase = {s.phase: s.requests for s in parts if s.phase and not s.layer}
     by_phase = ", ".join(f"{p} {of_phase[p]:,}" for p in PHASES if p in of_phase)
+    if not found.view.chosen.all():  # of a part, a layer alone would also be what is outside it
+        parts = [s for s in parts if s.phase and s.layer] or parts
     fits = [s for s in parts if s.requests <= most]
     command = f"fathom-trace export FILE {exporter.replace('_', '-')}"
     if fits:

@@ -131,7 +131,7 @@ def parts_by_signature(trace: Trace, structure: int) -> Iterator[tuple[Int64, li
     rows = trace.structure_rows(structure)
     signature, examples = _signatures(trace, rows)
     parents = trace.executions.parent[rows].astype(np.int64) - rows.start
-    signature[parents[parents >= 0]] = len(examples)
+    signature[parents[(parents >= 0) & (parents < len(parents))]] = len(examples)
     order = np.argsort(signature, kind="stable")
     bounds = np.searchsorted(signature[order], np.arange(len(examples) + 1))
     for number, row in enumerate(examples.tolist()):

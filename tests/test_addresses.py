@@ -482,6 +482,23 @@ def test_a_part_of_a_trace_has_the_requests_of_that_part() -> None:
         assert part.requests == chosen.requests
 
 
+def test_what_does_not_fit_of_a_part_is_named_with_all_that_selects_it() -> None:
+    """Of a part of a trace, a layer alone or a phase alone would be more than was counted."""
+    found = stream(view(select(two_layers(), layer="small")), 64)
+    with pytest.raises(ExportError, match="--phase forward --layer small --set max_requests=3"):
+        refuse_above(found, 2, "dramsim3")
+
+
+@pytest.mark.parametrize(("address", "size"), [(2**64 - 64, 128), (64, 2**61), (2**63, 2**62)])
+def test_sizes_that_no_memory_has_are_refused(address: int, size: int) -> None:
+    memory = Memory()
+    x = memory.op("x", "_Arg", [], [1], address=address, size_bytes=size)
+    memory.op("y", "_Arg", [], [1], size_bytes=size)
+    memory.op("neg", "Neg", [x], [1])
+    with pytest.raises(ExportError, match="no memory is as large as this trace says"):
+        stream(view(memory.build()), 64)
+
+
 @pytest.mark.parametrize("trace", [diamond(), dense(), loop()], ids=["diamond", "dense", "loop"])
 def test_small_traces_have_their_bytes(trace: Trace) -> None:
     step = view(trace)

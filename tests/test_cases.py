@@ -1,7 +1,8 @@
 """Do questions that people asked of other tools get the right answer here? One test a case, named by its number, with the value known.
 
 Cases of the same list that other files test under their number: A5, E1 (test_stepstats), A2, E12 (test_capture), C10, C11, C16, C17
-(test_loops), C1 to C6 (test_scale_sim). FLOPs are twice the MACs plus one per elementwise or reduction operation.
+(test_loops), C1 to C6 (test_scale_sim), C19, C20 (test_addresses, test_dramsim3, test_ramulator), E4 to E6 (test_perfetto, test_xprof).
+FLOPs are twice the MACs plus one per elementwise or reduction operation.
 """
 
 from __future__ import annotations

@@ -307,3 +307,19 @@ def test_xprof_finds_the_peak_of_memory(tmp_path: Path) -> None:
     assert peak == 4_096 + 1_024
     assert int(profile["profileSummary"]["peakStats"]["peakBytesInUse"]) == peak
     assert int(profile["profileSummary"]["peakBytesUsageLifetime"]) == peak
+
+
+@pytest.mark.simulator
+def test_xprof_lists_500_ops_at_most_which_the_report_says(tmp_path: Path) -> None:
+    """600 ops of 1, 2, 3, ... us: the table has the 499 longest, and idle time; each is right."""
+    builder = TraceBuilder()
+    for i in range(600):
+        builder.execution(builder.node(f"op_{i}", "Relu"), outputs=[("float32", [2])])
+    done = [1_000 * (i + 1) * (i + 2) // 2 for i in range(600)]
+    builder.step(builder.end_structure(), start=[0, *done[:-1]], done=done)
+    report = export(builder.build({"workload": "wide"}), tmp_path / "out")
+    assert any("lists the 500 ops of most time only; 600 ran" in note for note in report.notes)
+    stats = op_stats(ask(tmp_path / "out", "framework_op_stats")["framework_op_stats"])
+    ops = {op: value for (op_type, op), value in stats.items() if op_type != "IDLE"}
+    assert len(stats) == 500
+    assert ops == {f"op_{i}": (1, pytest.approx(i + 1), pytest.approx(i + 1)) for i in range(600 - len(ops), 600)}
