@@ -153,3 +153,15 @@ def test_a_report_of_scale_sim_gives_the_speedup_of_the_whole_step(
     assert found["speedup"] == pytest.approx(whole / (others + 1000 * simulated_us))
     assert found["untouched_share"] == pytest.approx(others / whole)
     assert found["selected"][0]["executions"] == 2
+    report = next(folder.glob("results/*_gemm/COMPUTE_REPORT.csv"))
+    assert run(["whatif", "step.h5", "--from", "scale_sim", str(report), "--clock", "1MHz", "--json"]) == 0
+    alone = json.loads(capsys.readouterr().out)
+    assert alone["makespan_ns"] == pytest.approx(whole - 60_000 + 1000 * sum(cycles[report.parent.name]))
+    for words, message in (
+        (["scale_sim", "step.h5"], "step.h5 lies in no exported folder; give that with --from DIR"),
+        (["chakra", str(report)], "is an export of scale_sim, not of chakra"),
+        (["scale_simm", str(report)], "did you mean 'scale_sim'?"),
+        (["scale_sim", str(report), "x"], "give the trace before it"),
+    ):
+        assert run(["whatif", "step.h5", "--from", *words]) == 1
+        assert message in capsys.readouterr().err

@@ -29,6 +29,7 @@ EXAMPLES = (
     "fathom-trace whatif vgg-training.h5 --sweep Conv2D=1..1000",
     "fathom-trace whatif vgg-training.h5 --limits --target 5x",
     "fathom-trace whatif vgg-training.h5 --from vgg-training-scale_sim --clock 700MHz",
+    "fathom-trace whatif vgg-training.h5 --from scale_sim vgg-training-scale_sim/results/vgg_gemm/COMPUTE_REPORT.csv --clock 700MHz",
     "fathom-trace whatif one.h5 --speedup threads:2 --scaling one.h5 two.h5",
 )
 
@@ -49,7 +50,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", metavar="FACTOR", help="the fewest kinds that must get faster for this speedup of the whole (5x)")
     parser.add_argument("--faster", metavar="FACTOR", default="inf", help="how much faster, for --target (default: inf, free)")
     parser.add_argument("--scaling", nargs="+", default=[], metavar="TRACE", help="captures at several --threads, for threads:N")
-    parser.add_argument("--from", dest="export", metavar="DIR", help="take times from the simulator that ran this export")
+    parser.add_argument(
+        "--from", dest="export", nargs="+", metavar="DIR",
+        help="take times from the simulator that ran this export; or EXPORTER REPORT, a report that lies in the exported folder",
+    )  # fmt: skip
     parser.add_argument("--results", metavar="PATH", help="what the simulator wrote (default: DIR/results)")
     parser.add_argument("--clock", default="1GHz", metavar="F", help="the simulated clock (default: 1GHz)")
     parser.add_argument("--workers", type=at_least(1), metavar="N", help="workers of the replay (default: as captured)")
@@ -182,8 +186,35 @@ def simulated(trace: Trace, arguments: argparse.Namespace) -> Scenario:
     from fathom_trace.units import format_count, parse_quantity
     from fathom_trace.whatif import from_results
 
-    folder, clock_hz = Path(arguments.export), parse_quantity(arguments.clock, "Hz")
+    folder, results = simulated_export(arguments.export, arguments.results)
+    clock_hz = parse_quantity(arguments.clock, "Hz")
     if clock_hz <= 0:
         raise OptionError(f"the clock is '{arguments.clock}'; it must be above 0")
-    times = read_results(folder, Path(arguments.results or folder / "results"), clock_hz)
+    times = read_results(folder, results, clock_hz)
     return from_results(trace, times, f"{folder} at {format_count(clock_hz, 'Hz')}")
+
+
+def simulated_export(given: list[str], results: str | None) -> tuple[Path, Path]:
+    """The exported folder and the simulator's answer, from `--from DIR` (with `--results`) or `--from EXPORTER REPORT`.
+
+    Raises:
+        OptionError: more was given, or too much of it.
+        UnknownNameError: there is no such exporter.
+        ExportError: the report lies in no folder that this exporter wrote.
+    """
+    from fathom_trace.errors import ExportError, OptionError
+    from fathom_trace.exporter import REPORT_NAME, read_report
+    from fathom_trace.exporters import REGISTRY
+
+    if len(given) == 1:
+        folder = Path(given[0])
+        return folder, Path(results or folder / "results")
+    if len(given) > 2 or results:
+        raise OptionError("--from takes an exported folder, or an exporter and its target's report; give the trace before it")
+    name, report = REGISTRY.resolve(given[0]), Path(given[1])
+    around = [p for p in report.absolute().parents if (p / REPORT_NAME).is_file()]
+    if not around:
+        raise ExportError(f"{report} lies in no exported folder; give that with --from DIR --results {report}")
+    if read_report(around[0])["exporter"] != name:
+        raise ExportError(f"{around[0]} is an export of {read_report(around[0])['exporter']}, not of {name}; give that name")
+    return around[0], report
