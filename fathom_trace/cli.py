@@ -21,6 +21,7 @@ PROGRAM = "fathom-trace"
 
 COMMANDS = {
     "capture": "run a workload once under full tracing and write what it executed",
+    "sweep": "capture workloads over modes, presets, stages, batch sizes and threads, one at a time",
     "info": "say what a trace holds, how it came about and whether it is sound",
     "ops": "where the time goes: a table by op type, kind, layer or phase",
     "memory": "what a step allocates: live bytes, the peak and what it consists of",

@@ -58,15 +58,16 @@ def capture_all(names: Iterable[str], folder: Path, flags: Sequence[str], force:
         for mode in MODES:
             file = folder / f"{name}-{mode}.h5"
             report(f"{name} {mode} ...")
-            result = _capture(name, mode, file, [*flags, *(["--force"] if force else [])])
+            result = capture_one(name, mode, file, [*flags, *(["--force"] if force else [])])
             if result.error:
                 report(f"{name} {mode}: {result.error}")
             made.append(result)
-            _write_manifest(folder, made)
+            write_manifest(folder, made)
     return made
 
 
-def _capture(name: str, mode: str, file: Path, flags: Sequence[str]) -> Capture:
+def capture_one(name: str, mode: str, file: Path, flags: Sequence[str]) -> Capture:
+    """Capture one workload in one mode into `file`, in a process of its own, and say how it went."""
     arguments = ["capture", name, "--mode", mode, *flags, "-o", str(file)]
     shown = " ".join(["fathom-trace", *arguments])
     begin = time.monotonic_ns()
@@ -131,7 +132,8 @@ def _parsed(text: str) -> dict[str, Any] | None:
     return found
 
 
-def _write_manifest(folder: Path, made: Sequence[Capture]) -> None:
+def write_manifest(folder: Path, made: Sequence[Capture]) -> None:
+    """Write how the captures into `folder` went, as JSON."""
     import json
 
     path = folder / MANIFEST

@@ -238,6 +238,7 @@ def test_training_is_compared_with_inference_by_untraced_steps() -> None:
     assert found.pairs[0].normalized == pytest.approx((1, 1 / 3))
     assert found.pairs[1].normalized == pytest.approx((0.2, 0.1))
     assert [p.has_equal_batches for p in found.pairs] == [True, True, False]
+    assert [p.label for p in found.pairs] == ["x CPU", "x GPU", "z"]
     assert found.left_out == ("y training",)
     assert found.correlation is None
 

@@ -44,7 +44,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "steps",
     ),
     ("store", "whatif", "selecting", "report", "capture", "workloads", "exporters"),
-    ("destination", "terminal", "collection", "arguments", "summary", "exporting", "commands", "cli", "__main__", "__init__"),
+    ("destination", "terminal", "collection", "sweep", "arguments", "summary", "exporting", "commands", "cli", "__main__", "__init__"),
 )
 """From the bottom to the top. A module may import its own layer and those below; a package is one entry."""
 

@@ -37,16 +37,17 @@ class Report:
     exchange: Exchange
 
     def short(self, label: str) -> str:
-        """The name of a profiled trace in figures: its workload, where no other trace is of that."""
-        workloads = [c.workload for c in self.profiled]
-        return next((c.workload for c in self.profiled if c.label == label and workloads.count(c.workload) == 1), label)
+        """The name of a profiled trace in figures: without its mode, where all have the same."""
+        found = next((c for c in self.profiled if c.label == label), None)
+        is_plain = found is not None and len({c.mode for c in self.profiled}) == 1
+        return label.replace(f"{found.workload} {found.mode}", found.workload, 1) if found and is_plain else label
 
     @property
     def excluded(self) -> dict[str, tuple[str, ...]]:
         """By analysis, what it left out and why; what a single trace lacks is in its own `exclusions`."""
         profiled = set(self.profiled)
         others = [c.label for c in self.traces if c not in profiled]
-        profiles = (f"traces that are not of training: {', '.join(others)}",) if others else ()
+        profiles = (f"{len(others)} traces that are not of training",) if others else ()
         plumbing = [
             f"{label} {format_share(share)}"
             for label, share in zip(self.heat_map.labels, self.heat_map.ungrouped, strict=True)
@@ -65,7 +66,7 @@ class Report:
             "heat_map": (*profiles, *(ungrouped if plumbing else ())),
             "similarity": profiles,
             "training_inference": (f"traces without a partner in the other mode: {', '.join(unpaired)}",) if unpaired else (),
-            "parallelism": (f"traces at one number of threads, or not of training: {', '.join(fixed)}",) if fixed else (),
+            "parallelism": (f"{len(fixed)} traces at one number of threads, or not of training",) if fixed else (),
             "roofline": (*profiles, *_by_reason(self.roofline)),
             "memory": (*profiles, *((f"traces without allocation records: {', '.join(bare)}",) if bare else ())),
             "traffic": profiles,

@@ -337,5 +337,15 @@ def told_apart(found: Sequence[Captured]) -> Iterable[Captured]:
         yield replace(captured, label=label if used[label] == 1 else f"{label} [{used[label]}]")
 
 
+def names_of(keys: Sequence[tuple[object, ...]]) -> dict[tuple[object, ...], str]:
+    """A name for each key, whose first part is a workload: that, and what differs among the keys of that workload."""
+    names = {}
+    for key in keys:
+        alike = [other for other in keys if other[0] == key[0]]
+        telling = [part for k, part in enumerate(key) if k and len({other[k] for other in alike}) > 1]
+        names[key] = " ".join(str(part) for part in (key[0], *telling))
+    return names
+
+
 def _told(key: str, value: object) -> str:
     return {"batch_size": f"batch {value}", "intra_threads": f"{value} threads"}.get(key, str(value))

@@ -86,10 +86,10 @@ def numbers(report: Report) -> dict[str, Numbers]:
         ),
         "distances": _table(("one", "other", "cosine_distance"), next(iter(report.similarity.values())).pairs()),
         "training_inference": _table(
-            ("workload", "device", "training_ns", "inference_ns", "ratio", "training_batch", "inference_batch", "training_over_cpu",
-             "inference_over_cpu"),
+            ("pair", "workload", "device", "training_ns", "inference_ns", "ratio", "training_batch", "inference_batch",
+             "training_over_cpu", "inference_over_cpu"),
             [
-                (p.workload, p.device, p.training_ns, p.inference_ns, p.ratio, p.training_batch, p.inference_batch,
+                (p.label, p.workload, p.device, p.training_ns, p.inference_ns, p.ratio, p.training_batch, p.inference_batch,
                  *(p.normalized or (None, None)))
                 for p in report.training_inference.pairs
             ],
@@ -97,13 +97,13 @@ def numbers(report: Report) -> dict[str, Numbers]:
         "parallelism": _table(
             ("workload", "op_type", "threads", "time_ns", "speedup", "serial_fraction", "method", "least", "greatest", "extrapolated"),
             [
-                (s.workload, t.op_type, n, time, speedup, t.serial.value, t.serial.method, *(t.serial.interval or (None, None)), False)
+                (s.label, t.op_type, n, time, speedup, t.serial.value, t.serial.method, *(t.serial.interval or (None, None)), False)
                 for s in report.parallelism
                 for t in (s.whole, *s.op_types)
                 for n, time, speedup in zip(s.threads, t.time_ns, t.speedup, strict=True)
             ]
             + [
-                (s.workload, s.whole.op_type, n, s.whole.time_ns[0] / speedup, speedup, None, BY_TYPE, None, None, True)
+                (s.label, s.whole.op_type, n, s.whole.time_ns[0] / speedup, speedup, None, BY_TYPE, None, None, True)
                 for s in report.parallelism
                 for n, speedup in s.extrapolated
             ],

@@ -37,7 +37,7 @@ _LACKING = {
     "stationarity": "It needs traces with at least two kept steps.",
     "similarity": "It needs traces of at least two workloads.",
     "training_inference": "It needs a workload captured in training and in inference, with the same preset, stage and threads.",
-    "parallelism": "It needs training traces of a workload at two or more numbers of threads: capture with --intra-threads 1, then 2.",
+    "parallelism": "It needs training traces of a workload at two or more numbers of threads: fathom-trace sweep --threads 1,2.",
     "memory": "It needs traces with allocation records: capture with --memory-steps 1.",
 }
 
@@ -99,7 +99,7 @@ def page(report: Report, tables: dict[str, Numbers], figures: Sequence[Figure], 
         f"<nav>{links}</nav></header><main>",
         _published(report),
         *(_section(name, title, report, tables, figures) for name, title in SECTIONS),
-        _traces(report.traces),
+        _traces(report.traces, report.profiled),
         "</main>",
     ]
     styles = {"light": style(is_dark=False), "dark": style(is_dark=True)}
@@ -136,7 +136,8 @@ def _section(name: str, title: str, report: Report, tables: dict[str, Numbers], 
     parts = [f'<section id="{name}"><h2>{escape(title)}</h2>']
     parts += [
         f'<figure data-figure="{escape(f.name)}"><figcaption><strong>{escape(f.title)}</strong>{escape(f.caption)}</figcaption>'
-        f'<div class="chart" role="img" aria-label="{escape(f.title)}"></div>'
+        f'<div class="scroll"><div class="chart" style="min-width: {f.least_width}px" role="img" aria-label="{escape(f.title)}">'
+        f"</div></div>"
         f'<script type="application/json">{_json(f.spec)}</script></figure>'
         for f in mine
     ]
@@ -171,7 +172,7 @@ def _cell(value: Value) -> str:
     return f'<td class="number">{value if isinstance(value, int) else format(value, ".4g")}</td>'
 
 
-def _traces(traces: Sequence[Captured]) -> str:
+def _traces(traces: Sequence[Captured], profiled: Sequence[Captured]) -> str:
     parts = ['<section id="traces"><h2>The traces</h2><p>How each came about, and what of it is in no figure.</p>']
     for c in traces:
         left_out = [
@@ -182,9 +183,10 @@ def _traces(traces: Sequence[Captured]) -> str:
             for key, value in c.provenance.items()
             if value not in ("", [], {})
         )
+        role = "in every profile" if c in profiled else "in the comparison of training and inference only"
         parts.append(
             f"<details><summary><strong>{escape(c.label)}</strong>: {escape(c.setting)}; a step takes {format_ns(c.step_ns)}</summary>"
-            f'<p class="dim">{escape(c.file)}</p><p class="out">Left out: {escape("; ".join(left_out) or "nothing")}.</p>'
+            f'<p class="dim">{escape(c.file)}; {role}</p><p class="out">Left out: {escape("; ".join(left_out) or "nothing")}.</p>'
             f"<table><tbody>{rows}</tbody></table></details>"
         )
     return "".join(parts) + "</section>"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 
 from fathom_trace.ops import GROUPS
@@ -14,6 +16,7 @@ from fathom_trace.report.vega import COLOURS, SOLID, Figure, Spec, chart, colour
 BINS = np.linspace(0.0, 2.0, 41)
 MOST_RANKS = 30
 STACKED_TYPES = 7
+MOST_SLANTED = 9
 
 
 def draw_stationarity(report: Report) -> Figure | None:
@@ -93,8 +96,9 @@ def draw_heat_map(report: Report) -> Figure | None:
         for op, letter, share in zip(rows, heat.groups, cells, strict=True)
         if share is not None
     ]
+    many = len(heat.labels) > MOST_SLANTED
     place = {
-        "x": words("workload", [report.short(label) for label in heat.labels], orient="top", labelAngle=-60),
+        "x": words("workload", [report.short(label) for label in heat.labels], orient="top", labelAngle=-90 if many else -60),
         "y": words("op", rows),
     }
     scale = {"type": "log", "domain": [BLANK, 1], "scheme": "viridis"}
@@ -108,7 +112,8 @@ def draw_heat_map(report: Report) -> Figure | None:
         },
     }
     on_light = {"condition": {"test": "datum.share > 0.25", "value": "#000000"}, "value": "#ffffff"}
-    number = {"mark": {"type": "text", "fontSize": 10}, "encoding": {**place, "text": {"field": "percent"}, "color": on_light}}
+    number: Spec = {"mark": {"type": "text", "fontSize": 10}, "encoding": {**place, "text": {"field": "percent"}, "color": on_light}}
+    number["encoding"]["opacity"] = {"condition": {"test": "bandwidth('x') < 14", "value": 0}, "value": 1}
     return Figure(
         "heat_map",
         "heat_map",
@@ -117,6 +122,7 @@ def draw_heat_map(report: Report) -> Figure | None:
         + "; ".join(f"{letter} {text}" for letter, text in GROUPS.items())
         + ".",
         chart(values, 17 * len(rows) + 4, layer=[cell, number]),
+        least_width=140 + 14 * len(heat.labels) if many else 0,
     )
 
 
@@ -162,13 +168,11 @@ def draw_training_inference(report: Report) -> Figure | None:
     pairs = [(p, p.normalized) for p in report.training_inference.pairs if p.normalized is not None]
     if not pairs:
         return None
-    several = len({p.device for p, _ in pairs}) > 1
     values: list[Spec] = []
     for p, (training, inference) in pairs:
-        label = f"{p.workload} {p.device}" if several else p.workload
         batches = "" if p.has_equal_batches else f" (batch {p.training_batch} : {p.inference_batch})"
-        values.append({"workload": label, "mode": "training", "time": training, "text": ""})
-        values.append({"workload": label, "mode": "inference", "time": inference, "text": f"training {p.ratio:.1f}x{batches}"})
+        values.append({"workload": p.label, "mode": "training", "time": training, "text": ""})
+        values.append({"workload": p.label, "mode": "inference", "time": inference, "text": f"training {p.ratio:.1f}x{batches}"})
     order, modes = list(dict.fromkeys(v["workload"] for v in values)), ["training", "inference"]
     place = {
         "x": quantity("time", "step time / training on CPU", {"domain": [0, max(v["time"] for v in values)]}),
@@ -214,9 +218,9 @@ def draw_parallelism(found: Scaling) -> Figure:
 
     layers = [area("measured", 0.95, SOLID), *([area("extrapolated", 0.4, (4, 3))] if beyond else [])]
     return Figure(
-        f"parallelism_{found.workload}",
+        "parallelism_" + re.sub(r"\W+", "_", found.label),
         "parallelism",
-        f"Parallelism (figure 6): {found.workload} over threads",
+        f"Parallelism (figure 6): {found.label} over threads",
         f"Measured at {', '.join(map(str, found.threads))} threads (solid). Pale and broken beyond {last}: extrapolated, not measured, by "
         f"each op type's serial fraction, {found.whole.serial.method}.",
         chart(values, 280, layer=layers),

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from fathom_trace.ops import paper_name
-from fathom_trace.report.captured import Captured
+from fathom_trace.report.captured import Captured, names_of
 from fathom_trace.whatif.scaling import fit_samples
 
 COMPUTED, FITTED = "computed from two thread counts", "fitted by least squares"
@@ -54,8 +54,12 @@ class TypeScaling:
 
 @dataclass(frozen=True)
 class Scaling:
-    """One workload over numbers of threads, with so many repeated steps at each, and what all op types together do."""
+    """One workload over numbers of threads, with so many repeated steps at each, and what all op types together do.
 
+    `label` is the workload, and where several are of it, what tells them apart.
+    """
+
+    label: str
     workload: str
     threads: tuple[int, ...]
     repeats: tuple[int, ...]
@@ -80,10 +84,12 @@ def groups_by_threads(traces: Sequence[Captured]) -> tuple[Scaling, ...]:
         if c.mode == "training" and c.threads and get("inter_threads") == 1:
             key = (c.workload, c.preset, get("stage"), c.device, c.batch_size, get("cpu_model"))
             alike.setdefault(key, {}).setdefault(c.threads, []).append(c)
-    return tuple(_scaling(next(iter(by[min(by)])).workload, by) for by in alike.values() if len(by) > 1)
+    several = {key: by for key, by in alike.items() if len(by) > 1}
+    labels = names_of(list(several))
+    return tuple(_scaling(labels[key], next(iter(by[min(by)])).workload, by) for key, by in several.items())
 
 
-def _scaling(workload: str, by_threads: dict[int, list[Captured]]) -> Scaling:
+def _scaling(label: str, workload: str, by_threads: dict[int, list[Captured]]) -> Scaling:
     threads = tuple(sorted(by_threads))
     times = {n: [step for c in by_threads[n] for step in _steps(c)] for n in threads}
     names = sorted({name for steps in times.values() for step in steps for name in step})
@@ -97,7 +103,7 @@ def _scaling(workload: str, by_threads: dict[int, list[Captured]]) -> Scaling:
         beyond.append((n, total / sum(row.time_ns[0] * row.serial.factor(n, threads[0]) for row in rows)))
         n *= 2
     repeats = tuple(len(times[n]) for n in threads)
-    return Scaling(workload, threads, repeats, replace(whole, share=1.0), tuple(rows), tuple(beyond))
+    return Scaling(label, workload, threads, repeats, replace(whole, share=1.0), tuple(rows), tuple(beyond))
 
 
 def _steps(captured: Captured) -> list[dict[str, float]]:

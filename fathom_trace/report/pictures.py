@@ -1,7 +1,7 @@
 """Figures as SVG and PNG, and the JavaScript that draws them in a page; needs the extra `report` (PyPI vl-convert-python).
 
 It holds Vega-Lite and an engine for it, so no browser is needed to draw and none of this touches the network. Its bundle of Vega,
-Vega-Lite and Vega-Embed is 0.9 MB in a page; plotly.js 3 is 4.7 MB minified.
+Vega-Lite and Vega-Embed is 0.9 MB in a page; plotly.js 3.7 is 4.9 MB minified, and its basic bundle, 1.1 MB, has no heat map.
 """
 
 from __future__ import annotations

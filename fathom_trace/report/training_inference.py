@@ -12,15 +12,19 @@ from typing import Any
 
 import numpy as np
 
-from fathom_trace.report.captured import Captured
+from fathom_trace.report.captured import Captured, names_of
 
 TRAINING, INFERENCE = "training", "inference"
 
 
 @dataclass(frozen=True)
 class Pair:
-    """One workload on one device, ns a step. `normalized` are of training and inference, over training on CPU (None: not captured)."""
+    """One workload on one device, ns a step. `normalized` are of training and inference, over training on CPU (None: not captured).
 
+    `label` is the workload, and where several pairs are of it, what tells them apart.
+    """
+
+    label: str
     workload: str
     device: str
     training_ns: float
@@ -72,6 +76,7 @@ def training_inference(traces: Sequence[Captured]) -> TrainingInference:
             left_out.append(c.label)
         else:
             by_key.setdefault(key, {})[c.mode] = c
+    labels = names_of([key for key, modes in by_key.items() if len(modes) == 2])
     reference = {(k[0], *k[2:]): v[TRAINING].step_ns for k, v in by_key.items() if k[1] == "CPU" and TRAINING in v}
     pairs = []
     for key, modes in by_key.items():
@@ -83,6 +88,7 @@ def training_inference(traces: Sequence[Captured]) -> TrainingInference:
         normalized = (training.step_ns / cpu, inference.step_ns / cpu) if cpu else None
         pairs.append(
             Pair(
+                labels[key],
                 training.workload, training.device, training.step_ns, inference.step_ns, training.batch_size, inference.batch_size,
                 normalized,
             )

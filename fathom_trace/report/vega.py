@@ -24,13 +24,17 @@ FEW_TICKS: Spec = {"format": "~g", "tickCount": 5}
 
 @dataclass(frozen=True)
 class Figure:
-    """One picture. `analysis` is the table that it shows; `caption` says how to read it."""
+    """One picture. `analysis` is the table that it shows; `caption` says how to read it.
+
+    Where the page is narrower than `least_width` pixels, the figure scrolls.
+    """
 
     name: str
     analysis: str
     title: str
     caption: str
     spec: Spec
+    least_width: int = 0
 
 
 def style(is_dark: bool) -> Spec:
@@ -97,8 +101,8 @@ def colour(field: str, names: Sequence[str]) -> Spec:
 
 
 def dash(field: str, names: Sequence[str]) -> Spec:
-    """A dash for each name; together with its colour it is unlike any other of the first eight."""
-    return _by_name(field, names, DASHES)
+    """A dash for each name, other than the last time its colour was used."""
+    return _by_name(field, names, [DASHES[(i + i // len(COLOURS)) % len(DASHES)] for i in range(len(names))])
 
 
 def shape(field: str, names: Sequence[str]) -> Spec:
