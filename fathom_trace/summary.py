@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,10 @@ class Summary:
     """The very first step, a warm-up; no other figure includes it."""
     top_ops: tuple[Row, ...]
     first_runs: tuple[FirstRun, ...]
+    opaque_calls: tuple[str, ...]
+    """Calls that TensorFlow runs as one op and that could not be looked into: their costs are unknown."""
+    opaque_share: float | None
+    """Their share of the op time."""
     dropped: int
     """Executions that the capture was told not to keep, over all steps."""
     checks: Checks
@@ -59,6 +63,10 @@ class Summary:
         found = []
         if self.dropped:
             found.append(f"{self.dropped} executions were dropped as --max-events asks; capture without it for a complete trace")
+        if self.opaque_calls:
+            share = "" if self.opaque_share is None else f" ({format_share(self.opaque_share)} of the op time)"
+            named = ", ".join(f"'{name}'" for name in self.opaque_calls[:3]) + (" and others" if len(self.opaque_calls) > 3 else "")
+            found.append(f"what is inside {named}{share} is unknown: TensorFlow runs it as one op")
         if self.first_run_ratio and self.first_run_ratio > FIRST_RUN_RATIO:
             found.append(
                 f"the first run took {self.first_run_ratio:.0f} times as long as the usual step; it is in no figure but its own"
@@ -115,6 +123,8 @@ def summarize(trace: Trace, file: Path) -> Summary:
         first_run_ns=float(provenance.get("first_run_ns") or 0) or None,
         top_ops=table.rows[:TOP] if table else (),
         first_runs=table.first_runs if table else (),
+        opaque_calls=tuple(provenance.get("opaque_calls") or ()),
+        opaque_share=_share_of(trace, provenance.get("opaque_calls") or ()),
         dropped=found.produced - found.recorded if provenance.get("max_events") else 0,
         checks=found,
     )
@@ -132,6 +142,16 @@ def print_summary(summary: Summary) -> None:
         print(f"note: {note}")
     for problem in summary.checks.problems:
         print(f"problem: {problem}")
+
+
+def _share_of(trace: Trace, names: Sequence[str]) -> float | None:
+    """The share of the op time that nodes of these names take; None without times."""
+    if not names or not trace.has_times:
+        return None
+    durations = trace.median_durations(trace.main_structure)
+    nodes = [trace.node_index[name] for name in names if name in trace.node_index]
+    mine = np.isin(trace.executions.node[trace.structure_rows(trace.main_structure)], nodes)
+    return float(durations[mine].sum() / durations.sum()) if durations.sum() else None
 
 
 def _main_executions(trace: Trace) -> int:

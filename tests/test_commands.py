@@ -97,6 +97,16 @@ def test_info_says_what_is_wrong(here: Path, capsys: pytest.CaptureFixture[str])
     assert "problem: the trace is incomplete: 1 executions recorded, at least 2 ran" in out
 
 
+def test_info_says_how_much_of_the_time_is_in_calls_that_nobody_can_look_into(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the diamond's 10 + 50 + 30 + 10 us, B takes half."""
+    trace = diamond()
+    save(trace.replace(provenance={**trace.provenance, "opaque_calls": ["B"]}), "opaque.h5")
+    out = output(capsys, "info", "opaque.h5")
+    assert "note: what is inside 'B' (50.0% of the op time) is unknown: TensorFlow runs it as one op\n" in out
+    assert json.loads(output(capsys, "info", "opaque.h5", "--json"))["opaque_share"] == 0.5
+    assert "unknown" not in output(capsys, "info", "diamond.h5")
+
+
 def test_info_reads_a_trace_in_which_nothing_ran(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save(TraceBuilder().build(), "empty.h5")
     assert json.loads(output(capsys, "info", "empty.h5", "--json"))["top_ops"] == []
