@@ -5,7 +5,8 @@ address always in hexadecimal, the cycle in DRAM clocks (`clock_mhz`) and never 
 is one burst. The last row, `0x0 READ 18446744073709551615`, is asked for never: DRAMsim3 mistreats the row after which its file ends.
 
 With `timing=execution` each execution's requests are spread evenly over its own measured time, so the trace asks as fast as the program
-did; with `timing=order` one request follows the other, one a cycle, which no memory keeps up with: that measures the memory alone.
+did; with `timing=order` one request follows the other, one a cycle: that measures the memory alone. DRAMsim3 takes at most one request a
+cycle from a trace, so the bandwidth of a memory of many channels may not be reached.
 
 `read_results` reads `dramsim3.json` and `dramsim3epoch.json` (one folder). DRAMsim3 tells when requests were done only by epoch
 (`epoch_period` of its configuration, 100,000 cycles by default), so an execution's requests are placed within an epoch in proportion. In
@@ -57,10 +58,11 @@ TARGET = Target(
     url="https://github.com/umd-memsys/DRAMsim3",
     proof=OWN_GRAMMAR,
     proof_detail="built from source, so tests do not run it; a parser as strict as the format reads every row and compares requests, bytes,"
-    " regions, order and each execution's rows with the trace",
-    how_to_run="dramsim3main CONFIG.ini -c CYCLES -t FOLDER/NAME.trace -o RESULTS (a folder that exists); CYCLES is in the export's notes:"
-    " it must be enough for num_reads_done and num_writes_done to reach the trace's. In CONFIG.ini set unified_queue = True in [system]:"
-    " with separate queues DRAMsim3 waits for itself for ever once a write follows a read of the same address closely, as ops in place do",
+    " regions, order and each execution's rows with the trace; the reader of results is tested on files that DRAMsim3 itself wrote",
+    how_to_run="mkdir FOLDER/results; dramsim3main CONFIG.ini -c CYCLES -t FOLDER/NAME.trace -o FOLDER/results; CYCLES is in the export's"
+    " notes: it must be enough for num_reads_done and num_writes_done to reach the trace's. In CONFIG.ini set unified_queue = True in"
+    " [system]: with separate queues DRAMsim3 waits for itself for ever once a write closely follows a read of the same address, as ops in"
+    " place do; and in [other] epoch_period = 1000. Then fathom-trace whatif FILE --from FOLDER --clock 1600MHz (the DRAM clock)",
 )
 
 EXECUTION, ORDER = "execution", "order"
@@ -165,7 +167,7 @@ def spell(block: Block) -> bytes:
 
 def _approximations(view: StepView, options: Options) -> Iterator[str]:
     if options.timing == ORDER:
-        yield "requests are asked for one a cycle, faster than any memory answers: times of the program are not in the trace"
+        yield "requests are asked for one a cycle, the most that DRAMsim3 takes from a trace: times of the program are not in it"
         return
     yield f"each execution's requests are spread evenly over its time; cycles are whole ones of {options.clock_mhz:g} MHz, rounded down"
     untimed = int(np.count_nonzero(view.chosen & ~view.timed))
@@ -174,10 +176,10 @@ def _approximations(view: StepView, options: Options) -> Iterator[str]:
 
 
 def _notes(found: Stream, last_cycle: int, options: Options) -> Iterator[str]:
-    needed = max(last_cycle + 1, found.requests * CYCLES_PER_REQUEST)
+    enough = last_cycle + 1 + 2 * CYCLES_PER_REQUEST * found.requests
     yield (
         f"requests are asked for until cycle {last_cycle:,} ({format_ns((last_cycle + 1) / options.clock_mhz * 1e3)}); simulate about"
-        f" -c {2 * needed} (one channel needs at least {CYCLES_PER_REQUEST} cycles a request), more if some are not done then"
+        f" -c {enough} (one channel needs at least {CYCLES_PER_REQUEST} cycles a request), more if some are not done then"
     )
     yield "in DRAMsim3's configuration set unified_queue = True in [system] and, for times of executions, epoch_period in [other] to 1000"
 

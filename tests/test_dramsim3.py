@@ -302,6 +302,16 @@ def test_results_in_order_are_the_time_that_memory_alone_takes(tmp_path: Path) -
         assert DRAMSIM3.read_results(path, layers, 0.5) == pytest.approx(expected)
 
 
+def test_files_that_dramsim3_itself_wrote_are_read(tmp_path: Path) -> None:
+    """The same trace, simulated by DRAMsim3 (commit 2981759) with 2 channels of HBM2, unified_queue and epochs of 20 cycles, -c 110.
+
+    It took 4 writes in the first epoch and answered 3 reads in the second: A ends with the 4th request, at cycle 20, B at cycle 40.
+    """
+    export(DRAMSIM3, two_ops(), tmp_path / "out", timing="order")
+    found = DRAMSIM3.read_results(Path(__file__).parent / "fixtures" / "dramsim3", read_layer_map(tmp_path / "out"), 1.0)
+    assert found == pytest.approx({2: 20.0, 3: 20.0})
+
+
 def test_results_at_own_times_are_stretched_alike(tmp_path: Path) -> None:
     """400 ns at 1 GHz ask until cycle 300 (the last of 3 requests over 300 cycles from 100 on), 301 cycles; done at cycle 602: twice."""
     report = export(DRAMSIM3, two_ops(), tmp_path / "out", clock_mhz="1000")
