@@ -123,6 +123,14 @@ def test_what_has_no_known_time_stays_on_the_host_and_is_counted(tmp_path: Path)
         project(sandwich(), accelerate(tmp_path, other.replace("gemm", "pooling")))
 
 
+def test_what_computes_and_moves_nothing_needs_no_launch(tmp_path: Path) -> None:
+    program = Program()
+    image, size = program.input("image", [4, 6]), program.constant("size", [24])
+    program.op("flat", "Reshape", [image, size], [24], {"T": "float32"}, ns=500)
+    text = ROOFLINE.replace("[gemm]", "op:Reshape")
+    assert {o.op: o.after_ns for o in project(program.trace(), accelerate(tmp_path, text)).ops}["Reshape"] == 0
+
+
 def test_a_variable_that_is_written_here_and_read_there_moves_too(tmp_path: Path) -> None:
     """w [5, 12] is read into a product on the accelerator by a read that is covered too, and updated on the host: 240 bytes a step."""
     builder = TraceBuilder()

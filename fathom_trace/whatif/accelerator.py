@@ -9,8 +9,9 @@
     link: {bandwidth: 16 GB/s, latency: 10us}                                # or none, where memory is shared
 
 A covered execution takes the closed form of the systolic array if it is a convolution or a product and the description has an array,
-else the roofline of its FLOPs and bytes; plus the launch overhead. Where neither can be known it stays on the host, and is counted.
-Whatever is not covered stays on the host as measured.
+else the roofline of its FLOPs and bytes; plus the launch overhead. What is known to compute and move nothing, such as a reshape, needs
+no launch and takes no time. Where no time can be known the execution stays on the host, and is counted. Whatever is not covered stays on
+the host as measured, and so do all dispatch gaps.
 
 A tensor that is read on the other side than it was made on moves once: latency + bytes / bandwidth. So does a variable that is written
 on one side and read on the other. A covered execution and a copy hold a worker of the replay: the host waits for them, as in a
@@ -136,34 +137,31 @@ def _times(accelerator: Accelerator, trace: Trace, among: Executed, wanted: Bool
     time_ns = np.full(len(among), np.inf)
     reasons: Counter[str] = Counter()
     open_ = wanted.copy()
-    vanished: list[int] = []
     if accelerator.systolic is not None:
-        vanished = _systolic_times(accelerator.systolic, trace, among, wanted, time_ns)
+        _systolic_times(accelerator, accelerator.systolic, trace, among, wanted, time_ns)
         open_ &= ~np.isfinite(time_ns)
     if accelerator.bandwidth_bytes_per_s > 0:
         _roofline_times(accelerator, trace, among, open_, time_ns, reasons)
     elif open_.any():
         reasons["no convolution or product, and no peak and bandwidth are given"] += int(open_.sum())
-    time_ns = time_ns + np.where(np.isfinite(time_ns), accelerator.overhead_ns, 0.0)
-    time_ns[vanished] = 0.0
     return time_ns, reasons
 
 
-def _systolic_times(array: SystolicArray, trace: Trace, among: Executed, wanted: Bool, time_ns: Float) -> list[int]:
-    """Closed-form times of layers. Where one runs as a convolution between two reshuffles, those vanish with it: they are returned."""
+def _systolic_times(
+    accelerator: Accelerator, array: SystolicArray, trace: Trace, among: Executed, wanted: Bool, time_ns: Float
+) -> None:
+    """Closed-form times of layers. Where one runs as a convolution between two reshuffles, those vanish and take no time."""
     from fathom_trace.loops import layers
 
-    vanished: list[int] = []
     for layer in layers(trace, among.structure)[0]:
         local = layer.execution - among.first
         if not wanted[local] or not layer.nest.macs:
             continue
         gemm = layer.nest.as_gemm()
         cycles = systolic_cycles(gemm.m, gemm.n, gemm.k, array.rows, array.columns, array.dataflow).item() * gemm.repeats
-        time_ns[local] = cycles / array.clock_hz * NS_PER_S
-        vanished += [e - among.first for e in layer.executions if e != layer.execution and wanted[e - among.first]]
-    time_ns[vanished] = 0.0
-    return vanished
+        time_ns[local] = cycles / array.clock_hz * NS_PER_S + accelerator.overhead_ns
+        vanished = [e - among.first for e in layer.executions if e != layer.execution and wanted[e - among.first]]
+        time_ns[vanished] = 0.0
 
 
 def _roofline_times(
@@ -182,7 +180,8 @@ def _roofline_times(
         if peak is None and flops:
             reasons[f"no peak is given for {dtype or 'it'}"] += 1
             continue
-        time_ns[local] = float(roofline_ns(flops, size, peak or 1.0, accelerator.bandwidth_bytes_per_s))
+        overhead = accelerator.overhead_ns if flops or size else 0.0
+        time_ns[local] = float(roofline_ns(flops, size, peak or 1.0, accelerator.bandwidth_bytes_per_s, overhead))
 
 
 def _dtype(trace: Trace, row: int, node: int) -> str:
