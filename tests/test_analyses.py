@@ -243,6 +243,19 @@ def test_training_is_compared_with_inference_by_untraced_steps() -> None:
     assert found.correlation is None
 
 
+def test_of_two_inferences_the_one_of_equal_batch_is_taken() -> None:
+    """Training on 32 takes 400 ns; inference of 1 sample takes 10, of 32 takes 100: the ratio is 4, not 40."""
+    traces = [
+        captured("deepq", {"MatMul": 400}, batch_size=32),
+        captured("deepq", {"MatMul": 10}, "inference", batch_size=1),
+        captured("deepq", {"MatMul": 100}, "inference", batch_size=32),
+    ]
+    for order in (traces, traces[::-1]):
+        [pair] = training_inference(order).pairs
+        assert (pair.ratio, pair.has_equal_batches) == (4, True)
+    assert training_inference(traces[:2]).pairs[0].ratio == 40
+
+
 def test_ratios_of_two_devices_are_correlated() -> None:
     """Ratios 1, 2, 3 on CPU and 2, 4, 6 on GPU lie on a line."""
     traces = [

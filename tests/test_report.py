@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import subprocess
 import sys
 import xml.etree.ElementTree
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ import pytest
 from browser import Browser, browser
 from handmade import Hand
 from profiles import captured, timed
+from small import dense, diamond, loop
 from test_published import AS_PUBLISHED, RATIOS
 
 from fathom_trace.builder import TraceBuilder
@@ -26,6 +30,7 @@ from fathom_trace.report.numbers import numbers
 from fathom_trace.report.roofline import roofline
 from fathom_trace.report.traffic import Exchange, traffic
 from fathom_trace.store import save
+from fathom_trace.trace import Trace
 
 TABLES = {
     "traces", "published", "stationarity", "skew", "heat_map", "similarity", "distances", "training_inference", "parallelism", "roofline",
@@ -385,3 +390,34 @@ def test_two_stages_of_a_workload_stay_apart() -> None:
     assert len(names) == len(set(names))
     assert {"parallelism_vgg_source", "parallelism_vgg_optimized"} <= set(names)
     assert report.short("vgg training (source, 1 threads)") == "vgg (source, 1 threads)"
+
+
+def test_example_alike(tmp_path: Path) -> None:
+    """A: MatMul 9 of 10. B: MatMul 3, Relu 4 of 7: the cosine of (9, 1) and (3, 4) is 31 / (5 sqrt(82))."""
+    for name, times in (("a", {"MatMul": 9, "Relu": 1}), ("b", {"MatMul": 3, "Relu": 4})):
+        save(timed([times], workload=name, mode="training"), tmp_path / f"{name}.h5")
+    root = Path(__file__).parents[1]
+    command = [sys.executable, str(root / "examples" / "alike.py"), str(tmp_path / "a.h5"), str(tmp_path / "b.h5")]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(root)}, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == [
+        "a training: 1 op types take 90%: MatMul",
+        "b training: 2 op types take 90%: Relu, MatMul",
+        f"{1 - 31 / (5 * 82**0.5):.3f}  a training | b training",
+    ], done.stderr
+
+
+@pytest.mark.parametrize("trace", [diamond, loop, dense])
+def test_a_single_odd_trace_is_reported(trace: Callable[[], Trace], tmp_path: Path) -> None:
+    """One step, several structures, overlapping lanes, unknown op types, names with quotes and markup: whatever can be drawn is."""
+    pytest.importorskip("vl_convert")
+    from fathom_trace.report.files import write
+
+    made = trace()
+    odd = "it's </script> \\ <i>"
+    found = write(analyse([measure(made.replace(provenance={**made.provenance, "workload": odd}), "odd.h5")]), tmp_path)
+    assert "skew" in found.figures
+    assert "similarity" not in found.figures
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert odd not in text
+    assert "It needs traces of at least two workloads." in text
+    assert json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))["traces"][0]["provenance"]["workload"] == odd

@@ -101,7 +101,7 @@ def facts(traces: Sequence[Captured]) -> tuple[Fact, ...]:
     """Every claim of `CLAIMS` judged by `traces`.
 
     Of several traces of one workload and mode the one nearest to the paper's way is taken: stage `source`, a preset other than tiny, CPU,
-    most threads. A claim for which only tiny presets are there is not testable: they are no models of the paper's.
+    most threads, most steps. A claim for which only tiny presets are there is not testable: they are no models of the paper's.
     """
     chosen = _chosen(traces)
     found = []
@@ -122,8 +122,8 @@ def facts(traces: Sequence[Captured]) -> tuple[Fact, ...]:
 def _chosen(traces: Sequence[Captured]) -> list[Captured]:
     """One trace of each workload and mode."""
 
-    def nearness(c: Captured) -> tuple[bool, bool, bool, int]:
-        return (c.preset != TINY, c.provenance.get("stage") == "source", c.device == "CPU", c.threads)
+    def nearness(c: Captured) -> tuple[bool, bool, bool, int, int]:
+        return (c.preset != TINY, c.provenance.get("stage") == "source", c.device == "CPU", c.threads, len(c.kept_steps))
 
     best: dict[tuple[str, str], Captured] = {}
     for c in traces:

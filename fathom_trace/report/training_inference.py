@@ -66,34 +66,45 @@ class TrainingInference:
 
 
 def training_inference(traces: Sequence[Captured]) -> TrainingInference:
-    """Pair the traces by workload, device, preset, stage and threads; a trace without its other mode is left out, and named."""
-    by_key: dict[tuple[object, ...], dict[str, Captured]] = {}
-    left_out = []
+    """Pair the traces by workload, device, preset, stage and threads; of several inferences the one of equal batch is taken.
+
+    A trace without its other mode, or for which another stands, is left out, and named.
+    """
+    by_key: dict[tuple[object, ...], dict[str, list[Captured]]] = {}
     for c in traces:
         get = c.provenance.get
         key: tuple[object, ...] = (c.workload, c.device, c.preset, get("stage"), c.threads, get("inter_threads"))
-        if c.mode not in (TRAINING, INFERENCE) or c.mode in by_key.get(key, {}) or c.step_ns <= 0:
-            left_out.append(c.label)
-        else:
-            by_key.setdefault(key, {})[c.mode] = c
-    labels = names_of([key for key, modes in by_key.items() if len(modes) == 2])
-    reference = {(k[0], *k[2:]): v[TRAINING].step_ns for k, v in by_key.items() if k[1] == "CPU" and TRAINING in v}
+        if c.mode in (TRAINING, INFERENCE) and c.step_ns > 0:
+            by_key.setdefault(key, {}).setdefault(c.mode, []).append(c)
+    found = {key: pair for key, modes in by_key.items() if (pair := _partners(modes.get(TRAINING, []), modes.get(INFERENCE, [])))}
+    labels = names_of(list(found))
+    reference = {(k[0], *k[2:]): training.step_ns for k, (training, _) in found.items() if k[1] == "CPU"}
     pairs = []
-    for key, modes in by_key.items():
-        if len(modes) < 2:
-            left_out += [c.label for c in modes.values()]
-            continue
-        training, inference = modes[TRAINING], modes[INFERENCE]
+    for key, (training, inference) in found.items():
         cpu = reference.get((key[0], *key[2:]))
-        normalized = (training.step_ns / cpu, inference.step_ns / cpu) if cpu else None
         pairs.append(
             Pair(
-                labels[key],
-                training.workload, training.device, training.step_ns, inference.step_ns, training.batch_size, inference.batch_size,
-                normalized,
+                label=labels[key],
+                workload=training.workload,
+                device=training.device,
+                training_ns=training.step_ns,
+                inference_ns=inference.step_ns,
+                training_batch=training.batch_size,
+                inference_batch=inference.batch_size,
+                normalized=(training.step_ns / cpu, inference.step_ns / cpu) if cpu else None,
             )
-        )  # fmt: skip
-    return TrainingInference(tuple(pairs), _correlation(pairs), tuple(left_out))
+        )
+    used = {id(c) for pair in found.values() for c in pair}
+    return TrainingInference(tuple(pairs), _correlation(pairs), tuple(c.label for c in traces if id(c) not in used))
+
+
+def _partners(trainings: Sequence[Captured], inferences: Sequence[Captured]) -> tuple[Captured, Captured] | None:
+    """A training and an inference: the first two of equal batch, or else the first of each."""
+    for training in trainings:
+        for inference in inferences:
+            if training.batch_size == inference.batch_size:
+                return training, inference
+    return (trainings[0], inferences[0]) if trainings and inferences else None
 
 
 def _correlation(pairs: Sequence[Pair]) -> float | None:
