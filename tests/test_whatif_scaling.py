@@ -161,6 +161,10 @@ def test_the_command_takes_captures(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     words = ("whatif", "t1.h5", "s.yaml", "--json", "--scaling", "t1.h5", "t2.h5", "t4.h5")
     found = json.loads(output(capsys, *words))["scenarios"]
     assert [s["makespan_ns"] for s in found] == [pytest.approx(float(capture(n).steps.span_ns[0])) for n in (2, 4)]
+    words = ("whatif", "t1.h5", "--speedup", "threads:2", "--scaling", "t1.h5", "t2.h5", "t4.h5")
+    assert "MatMul          20.0 us   0.250  0.250 to 0.250      3\n" in output(capsys, *words)
+    fits = {f["name"]: f["serial"] for f in json.loads(output(capsys, *words, "--json"))["scaling"]["ops"]}
+    assert fits == pytest.approx(SERIAL)
     said = complaint(capsys, "whatif", "t1.h5", "--speedup", "threads:2")
     assert said == "'threads:2' needs captures of a program at several --threads; give them with --scaling"
     said = complaint(capsys, "whatif", "t1.h5", "--speedup", "threads:2", "--scaling", "t1.h5")

@@ -20,7 +20,7 @@ from fathom_trace.arguments import add_force, add_json, add_trace, at_least
 
 if TYPE_CHECKING:
     from fathom_trace.trace import Trace
-    from fathom_trace.whatif import Context, Scenario, Settings
+    from fathom_trace.whatif import Context, ScalingModel, Scenario, Settings
 
 EXAMPLES = (
     "fathom-trace whatif vgg-training.h5 --speedup Conv2D=10 --speedup 'layer:fc*=4'",
@@ -87,14 +87,15 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.limits or arguments.target:
         return _limits(trace, arguments, scenario, settings)
     if named is not None and not arguments.only:
-        return _compare(trace, arguments, {name: scenario.then(*each.changes) for name, each in named.items()}, settings)
+        on_top = {name: scenario.then(*each.changes) for name, each in named.items()}
+        return _compare(trace, arguments, on_top, settings, context.scaling)
     if named is not None:
         scenario = scenario.then(*named[arguments.only].changes)
     if sweep is None:
         projection = project(trace, scenario, settings)
         if file is not None:
             save(projection.to_trace(), file, force=arguments.force)
-        print_json(projection.to_dict()) if arguments.json else print(render(projection, arguments.top), end="")
+        _print(arguments, projection.to_dict(), render(projection, arguments.top), context.scaling)
         if file is not None and not arguments.json:
             print(f"\nprojected step: {file}")
     else:
@@ -148,17 +149,29 @@ def named_scenarios(arguments: argparse.Namespace, context: Context) -> dict[str
     return named
 
 
-def _compare(trace: Trace, arguments: argparse.Namespace, named: dict[str, Scenario], settings: Settings) -> int:
+def _compare(
+    trace: Trace, arguments: argparse.Namespace, named: dict[str, Scenario], settings: Settings, scaling: ScalingModel | None
+) -> int:
     from fathom_trace.errors import ScenarioError
-    from fathom_trace.terminal import print_json
     from fathom_trace.whatif import project_all, render_comparison
 
     try:
         comparison = project_all(trace, named, settings)
     except ScenarioError as error:
         raise ScenarioError(f"{arguments.scenarios}: {error}") from None
-    print_json(comparison.to_dict()) if arguments.json else print(render_comparison(comparison), end="")
+    _print(arguments, comparison.to_dict(), render_comparison(comparison), scaling)
     return 0
+
+
+def _print(arguments: argparse.Namespace, data: dict[str, object], text: str, scaling: ScalingModel | None) -> None:
+    """Print a result, and the scaling model with it if captures were given for one."""
+    from fathom_trace.terminal import print_json
+    from fathom_trace.whatif import render_scaling
+
+    if arguments.json:
+        print_json({**data, **({"scaling": scaling.to_dict()} if scaling else {})})
+    else:
+        print(text + ("\n" + render_scaling(scaling, arguments.top) if scaling else ""), end="")
 
 
 def _limits(trace: Trace, arguments: argparse.Namespace, scenario: Scenario, settings: Settings) -> int:

@@ -10,7 +10,7 @@ from fathom_trace.whatif.baseline import Settings
 from fathom_trace.whatif.compare import Comparison, project_all
 from fathom_trace.whatif.limits import Limits, Target, find_limits, find_target
 from fathom_trace.whatif.projection import Estimate, Projection, project
-from fathom_trace.whatif.render import render, render_comparison, render_curve, render_limits, render_target
+from fathom_trace.whatif.render import render, render_comparison, render_curve, render_limits, render_scaling, render_target
 from fathom_trace.whatif.scaling import ScalingModel, fit_scaling
 from fathom_trace.whatif.scenario import Context, Scenario, from_results, parse_scenario
 from fathom_trace.whatif.scenario_file import read_scenarios
@@ -45,5 +45,6 @@ __all__ = [
     "render_comparison",
     "render_curve",
     "render_limits",
+    "render_scaling",
     "render_target",
 ]

@@ -10,6 +10,7 @@ from fathom_trace.whatif.baseline import Baseline
 from fathom_trace.whatif.compare import Comparison
 from fathom_trace.whatif.limits import Limits, Target
 from fathom_trace.whatif.projection import AMDAHL, REPLAY, UNLIMITED, Projection, workers_text
+from fathom_trace.whatif.scaling import ScalingModel
 from fathom_trace.whatif.sweep import Curve
 
 _EIGHTHS = " ▏▎▍▌▋▊▉"
@@ -81,6 +82,24 @@ def render_comparison(comparison: Comparison) -> str:
     lines += ["", *_baseline(comparison.baseline)]
     notes = [*comparison.notes, *(f"{s.name}: {note}" for s in comparison.scenarios for note in s.notes)]
     return "\n".join(lines + _notes(notes)) + "\n"
+
+
+def render_scaling(model: ScalingModel, top: int = 10) -> str:
+    """The serial fractions of the `top` op types with most time, each with its 95% interval."""
+    fits = [model.everything, *model.ops.values()][: top + 1]
+    rows = [
+        [
+            fit.name or "everything",
+            format_ns(fit.time_ns),
+            f"{fit.serial:.3f}",
+            "-" if fit.low is None or fit.high is None else f"{fit.low:.3f} to {fit.high:.3f}",
+            str(fit.samples),
+        ]
+        for fit in fits
+    ]
+    lines = [f"serial fractions within an op, fitted at {', '.join(map(str, model.threads))} threads", ""]
+    lines += _table(["op type", "on 1 thread", "serial", "95%", "steps"], rows)
+    return "\n".join(lines) + "\n"
 
 
 def render_limits(limits: Limits, top: int = 10) -> str:
