@@ -98,6 +98,8 @@ class Accesses:
     size_bytes: Int64
     span_bytes: Int64
     pieces: Pieces
+    copied_reads: int = 0
+    """Reads of variables that copied them: `costs` has no bytes for that."""
 
 
 def accesses(view: StepView) -> Accesses:
@@ -196,6 +198,15 @@ class _Finder:
         return found
 
     @cached_property
+    def _copies(self) -> frozenset[int]:
+        """Tensors that read a variable but are a copy of it: their execution allocated as much (TensorFlow does so to embeddings)."""
+        table = self.trace.allocations
+        made: dict[int, int] = defaultdict(int)
+        for execution, size in zip(table.execution.tolist(), table.size_bytes.tolist(), strict=True):
+            made[execution - self.view.rows.start] = max(made[execution - self.view.rows.start], size)
+        return frozenset(t for t, _ in self._variable_reads if self.size[t] and made.get(int(self.owner[t]), 0) >= self.size[t])
+
+    @cached_property
     def _changes(self) -> dict[int, list[tuple[int, int]]]:
         """By variable, (execution, generation) from which on it is other memory, ascending; at first it is generation `variable`."""
         self._generations: list[tuple[int, int]] = [(v, -1) for v in range(len(self.trace.variables))]
@@ -209,7 +220,8 @@ class _Finder:
         np.maximum.at(last_use, root[self.inputs], np.repeat(np.arange(len(self.node)), np.diff(self.input_offsets)))
         reads: dict[int, list[int]] = defaultdict(list)
         for tensor, variable in self._variable_reads:
-            reads[variable].append(tensor)
+            if tensor not in self._copies:
+                reads[variable].append(tensor)
         found: dict[int, list[tuple[int, int]]] = defaultdict(list)
         for run in writers.tolist():
             given = self.inputs[self.input_offsets[run] : self.input_offsets[run + 1]]
@@ -236,7 +248,8 @@ class _Finder:
     @cached_property
     def _read_generation(self) -> dict[int, int]:
         """The generation that each tensor reads which reads a variable."""
-        return {tensor: self._generation(variable, int(self.owner[tensor])) for tensor, variable in self._variable_reads}
+        whole = (pair for pair in self._variable_reads if pair[0] not in self._copies)
+        return {tensor: self._generation(variable, int(self.owner[tensor])) for tensor, variable in whole}
 
     def _generation_piece(self, generation: int) -> int:
         """The piece of a generation of a variable that is no tensor's."""
@@ -275,7 +288,8 @@ class _Finder:
         by = np.lexsort((order, run))
         used, piece = np.unique(piece[by], return_inverse=True)
         run, piece, size, span = run[by], piece.reshape(-1), size[by], span[by]
-        return Accesses(self.view, run, is_write[by], piece, size, span, self._pieces(used, run, piece, span))
+        pieces = self._pieces(used, run, piece, span)
+        return Accesses(self.view, run, is_write[by], piece, size, span, pieces, len(self._copies))
 
     def _places(self, runs: Int64, part: Part, is_write: bool, number: int) -> Iterator[tuple[Int64, ...]]:
         """(executions, order, pieces, bytes, bytes of the whole tensor) of one part of executions that cost the same."""

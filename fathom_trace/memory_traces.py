@@ -166,6 +166,8 @@ def approximations(found: Stream) -> Iterator[str]:
             f"{share} of the requests are of a part of a tensor (a slice, rows that indices name): the trace does not tell which part, so"
             " it is taken from the beginning, again from there if more is read than there is"
         )
+    if table.copied_reads:
+        yield f"{table.copied_reads} reads of variables copied them, which is not counted: reading a variable moves nothing here"
     unknown = np.unique(table.piece[table.pieces.kind[table.piece] == UNRESOLVED])
     if len(unknown):
         yield f"{len(unknown)} pieces of memory are named by nothing in the trace, for example what {table.pieces.name[unknown[0]]} updates"

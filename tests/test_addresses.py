@@ -250,6 +250,25 @@ def test_an_update_copies_a_variable_whose_old_value_is_still_to_be_used() -> No
     assert of(found, update.execution)[1:] == [("R", old), ("W", new)]
 
 
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_read_that_allocated_is_a_copy_of_the_variable(copied: bool) -> None:
+    """`value` is at 0x4000. If its own execution allocated that, the variable, which the update changes, is elsewhere."""
+    hand = Hand()
+    variable = hand.variable("v", (16,))
+    value = hand.read("value", variable, (16,))
+    use = hand.op("use", "Neg", value, shape=(16,))
+    delta = hand.op("delta", "_Arg", shape=(16,))
+    update = hand.op("update", "AssignSubVariableOp", variable[1], delta, outputs=(), reads=[variable[0]], writes=[variable[0]])
+    buffer = hand.builder.add("buffers", origin=tables.BUFFER_VARIABLE, address=0x4000, size_bytes=64)
+    hand.builder._rows["tensors"][hand.tensor(value)]["buffer"] = buffer
+    if copied:
+        hand.builder.add("allocations", step=0, execution=value.execution, size_bytes=64, time=1, buffer=-1)
+    found = stream(view(hand.build([1] * 5)), 64, REPORTED)
+    assert of(found, use.execution)[0] == ("R", 0x4000)
+    assert (of(found, update.execution)[-1] == ("W", 0x4000)) == (not copied)
+    assert found.accesses.copied_reads == copied
+
+
 def test_a_list_that_is_stacked_is_read_from_what_was_put_into_it() -> None:
     """Two tensors of 64 bytes are set into a list; stacking it reads both, in order, and writes 128 bytes."""
     hand = Hand()
