@@ -16,7 +16,7 @@ from fathom_trace.loops import layers
 from fathom_trace.trace import Trace
 from fathom_trace.workload import MODES
 from fathom_trace.workloads import REGISTRY
-from tests import onnx_files, zigzag_files
+from tests import accelforge_files, onnx_files, zigzag_files
 from tests.captured_apart import capture_workloads_apart
 
 pytestmark = pytest.mark.capture
@@ -73,3 +73,27 @@ def test_onnx_takes_every_layer(traces: dict[str, Trace], run: str, weights: str
     model = onnx_files.read(tmp_path / "out", report.settings["name"])
     results = {name for node in model.graph.node for name in node.output}
     assert onnx_files.inferred(model) == {name: shape for name, shape in onnx_files.shapes(model).items() if name in results}
+
+
+@pytest.mark.parametrize("exporter", ["accelforge", "timeloop"])
+@pytest.mark.parametrize("run", RUNS)
+def test_einsums_and_problems_are_all_layers(traces: dict[str, Trace], run: str, exporter: str, tmp_path: Path) -> None:
+    """All multiply-accumulates are written, and as many runs as there are layers, whether or not equal layers are merged."""
+    found, _ = layers(traces[run], traces[run].main_structure)
+    for unique in ("false", "true"):
+        report = accounted(traces[run], exporter, tmp_path / unique, unique=unique)
+        assert report.totals()["macs"]["skipped"] == 0
+        assert sum(layer.count for layer in report.layers) == len(found)
+
+
+@pytest.mark.simulator
+def test_accelforge_reads_what_it_is_given(traces: dict[str, Trace], tmp_path: Path) -> None:
+    """Of all workloads and modes: multiply-accumulates of each einsum, and the size of every tensor, also of those that einsums share."""
+    reports = {run: accounted(traces[run], "accelforge", tmp_path / run) for run in RUNS}
+    found = accelforge_files.read(tmp_path, *(f"{run}/{report.files[0]}" for run, report in reports.items()))
+    for (run, report), own in zip(reports.items(), found.values(), strict=True):
+        for layer in report.layers:
+            einsum = own["einsums"][layer.name]
+            assert einsum["computes"] * einsum["instances"] == layer.macs, (run, layer.name)
+            for values in layer.facts["tensors"].values():
+                assert own["tensors"][values["tensor"]]["size"] == values["elements"], (run, layer.name, values)
