@@ -225,6 +225,32 @@ def test_models_of_one_output_each(tmp_path: Path) -> None:
     assert EXPORTER.check(tmp_path).facts["nodes"] == 7
 
 
+def test_the_cost_of_stream_is_estimated(tmp_path: Path) -> None:
+    """chain: three products of 1 s, two convolutions and two gradients of 4 to 15 s, one of the gradients a product: 16 to 49 s."""
+    report = export(chain(), tmp_path, models="one_output", input_gradient="product")
+    (note,) = (note for note in report.notes if note.startswith("run Stream"))
+    assert note.startswith("run Stream (6 models, about 16.0 s to 49.0 s of CPU time): python -c")
+    program = Program()
+    program.product("m", [2, 3], [3, 4], [2, 4])
+    (note,) = (note for note in export(program.trace(), tmp_path / "product").notes if note.startswith("run Stream"))
+    assert note.startswith("run Stream (1 model, about 1.00 s of CPU time): python -c")
+
+
+def test_what_keeps_stream_from_a_model_is_said(tmp_path: Path) -> None:
+    report = export(chain(), tmp_path)
+    assert (
+        "Stream does not take ConvTranspose (--set input_gradient=product), nor several outputs (--set models=one_output)"
+        in report.notes
+    )
+    program = Program()
+    program.convolution("v", [1, 4, 5, 6, 3], [2, 3, 2, 3, 8], [1, 3, 3, 5, 8], "Conv3D")
+    report = export(program.trace(), tmp_path / "volume", dtype="float64")
+    assert (
+        "Stream does not take a convolution of three axes (select other layers),"
+        " nor values of 64 bits or unsigned ones (--set dtype=float32)" in report.notes
+    )
+
+
 def test_a_result_read_twice_in_one_model_stays_inside(tmp_path: Path) -> None:
     """a is read by b and c, whose product is d: one model, although a has two readers."""
     program = Program()
