@@ -206,6 +206,20 @@ def test_a_dendrogram_of_four_by_average() -> None:
     assert [m.distance for m in found.merges] == pytest.approx([0.2, 0.7, 1])
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_average_linkage_is_that_of_scipy(seed: int) -> None:
+    """Heights and clusters of twelve random profiles, by an independent implementation."""
+    hierarchy = pytest.importorskip("scipy.cluster.hierarchy")
+    values = np.random.default_rng(seed).random((12, 6)) ** 4
+    found = similarity({f"w{i:02}": {f"op{k}": x for k, x in enumerate(row)} for i, row in enumerate(values.tolist())}, AVERAGE)
+    tree = hierarchy.linkage(values / values.sum(axis=1, keepdims=True), "average", metric="cosine")
+    members = [{i} for i in range(12)]
+    for left, right, *_ in tree.tolist():
+        members.append(members[int(left)] | members[int(right)])
+    assert [m.distance for m in found.merges] == pytest.approx(tree[:, 2].tolist())
+    assert [set(m.members) for m in found.merges] == members[12:]
+
+
 def test_profiles_are_shares_so_that_long_steps_weigh_no_more() -> None:
     scaled = {**FOUR, "b": {"X": 3000, "Y": 4000}}
     assert [m.distance for m in similarity(scaled).merges] == pytest.approx([m.distance for m in similarity(FOUR).merges])

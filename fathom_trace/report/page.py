@@ -15,7 +15,7 @@ from fathom_trace.report.analyses import Report
 from fathom_trace.report.captured import Captured
 from fathom_trace.report.numbers import Numbers, Value
 from fathom_trace.report.published import AGREES, DISAGREES, counts
-from fathom_trace.report.vega import Figure, style
+from fathom_trace.report.vega import NARROW, WIDE, Figure, style
 from fathom_trace.units import format_ns, format_share
 
 ROWS = 60
@@ -74,7 +74,8 @@ const dark = matchMedia("(prefers-color-scheme: dark)");
 async function draw() {
   for (const figure of document.querySelectorAll("figure[data-figure]")) {
     const spec = JSON.parse(figure.querySelector("script").textContent);
-    const config = styles[dark.matches ? "dark" : "light"];
+    const config = structuredClone(styles[dark.matches ? "dark" : "light"]);
+    if (figure.clientWidth < 700) config.axis.labelLimit = narrow;
     await vegaEmbed(figure.querySelector(".chart"), spec, { actions: false, renderer: "svg", config });
     figure.dataset.drawn = dark.matches ? "dark" : "light";
   }
@@ -102,14 +103,18 @@ def page(report: Report, tables: dict[str, Numbers], figures: Sequence[Figure], 
         _traces(report.traces, report.profiled),
         "</main>",
     ]
-    styles = {"light": style(is_dark=False), "dark": style(is_dark=True)}
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
         f'<link rel="icon" href="data:,"><title>fathom-trace report: {escape(workloads)}</title><style>{_STYLE}</style></head>\n<body>\n'
         + "\n".join(body)
-        + f"\n<script>{_in_script(javascript)}</script>\n<script>const styles = {_json(styles)};{_SCRIPT}</script>\n</body></html>\n"
+        + f"\n<script>{_in_script(javascript)}</script>\n<script>{_constants()}{_SCRIPT}</script>\n</body></html>\n"
     )
+
+
+def _constants() -> str:
+    styles = {"light": style(is_dark=False, label_width=WIDE), "dark": style(is_dark=True, label_width=WIDE)}
+    return f"const narrow = {NARROW}, styles = {_json(styles)};"
 
 
 def _all_sections() -> Iterable[tuple[str, str]]:

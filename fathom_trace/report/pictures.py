@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from fathom_trace.errors import ExportError
-from fathom_trace.report.vega import Figure, Spec, style
+from fathom_trace.report.vega import WIDE, Figure, Spec, style
 
 WIDTH = 560
 SCALE = 2.0
@@ -47,7 +47,7 @@ def paper_spec(figure: Figure) -> Spec:
     """The specification for paper: of a fixed width, on white."""
     spec: dict[str, Any] = copy.deepcopy(figure.spec)
     del spec["autosize"]
-    return spec | {"width": WIDTH, "config": style(is_dark=False) | {"background": "#ffffff"}}
+    return spec | {"width": WIDTH, "config": style(is_dark=False, label_width=WIDE) | {"background": "#ffffff"}}
 
 
 def svg(figure: Figure) -> str:

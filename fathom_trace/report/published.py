@@ -21,7 +21,7 @@ from fathom_trace.report.similarity import similarity
 from fathom_trace.report.skew import skew
 from fathom_trace.report.stationarity import Series, stationarity
 from fathom_trace.report.training_inference import training_inference
-from fathom_trace.units import format_share
+from fathom_trace.units import format_count, format_share
 
 AGREES, DISAGREES, NOT_TESTABLE = "agrees", "disagrees", "not testable"
 
@@ -250,11 +250,11 @@ def _speech(traces: Sequence[Captured]) -> Judgement:
     products, ctc = shares.get("MatMul", 0.0), sum(share for name, share in shares.items() if name.startswith(CTC))
     rest = [f"{name} {_exact_share(share)}" for name, share in shares.items() if share > BLANK and name != "MatMul"]
     figures = (_share("MatMul", products), _share("CTC", ctc), Figure("both", products + ctc, format_share(products + ctc)))
-    macs = sum(row.known_macs for row in captured.rows)
+    macs = format_count(sum(row.known_macs for row in captured.rows), "MAC")
     reason = (
         f"the loss is there, but takes {_exact_share(ctc)} of the op time"
         + (f"; the other op types above 1% are {', '.join(rest)}" if rest else "")
-        + f". A step has {macs:.3g} MACs of products, while CTC visits each frame with two states a label: far below a thousandth of that. "
+        + f". A step has {macs} of products, while CTC visits each frame with two states a label: far below a thousandth of that. "
         "Here the recurrent layer runs; in the code that the paper measured its output was not read, so it never ran"
     )
     holds = products + ctc >= 0.9 and ctc > BLANK

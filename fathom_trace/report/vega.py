@@ -19,6 +19,8 @@ SOLID = (1, 0)
 DASHES = (SOLID, (6, 3), (2, 2), (8, 3, 2, 3))
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right", "triangle-left")
 LOG: Spec = {"type": "log"}
+NARROW, WIDE = 125, 260
+"""Pixels for an axis's labels where the page is narrow, and elsewhere."""
 FEW_TICKS: Spec = {"format": "~g", "tickCount": 5}
 
 
@@ -37,15 +39,23 @@ class Figure:
     least_width: int = 0
 
 
-def style(is_dark: bool) -> Spec:
-    """The Vega configuration of light or dark: text, lines, grid and background."""
+def style(is_dark: bool, label_width: int) -> Spec:
+    """The Vega configuration of light or dark: text, lines, grid, background; labels of axes are cut at so many pixels."""
     text, line, grid = ("#e8e8e8", "#9a9a9a", "#3a3a3a") if is_dark else ("#1a1a1a", "#6a6a6a", "#e2e2e2")
     words = {"labelColor": text, "titleColor": text, "labelFontSize": 11, "titleFontWeight": "normal"}
     return {
         "background": None,
         "font": "system-ui, sans-serif",
         "view": {"stroke": None},
-        "axis": {**words, "titleFontSize": 12, "tickColor": line, "domainColor": line, "gridColor": grid, "labelOverlap": True},
+        "axis": {
+            **words,
+            "titleFontSize": 12,
+            "tickColor": line,
+            "domainColor": line,
+            "gridColor": grid,
+            "labelOverlap": True,
+            "labelLimit": label_width,
+        },
         "legend": {**words, "titleFontSize": 11},
         "text": {"color": text},
         "rule": {"color": line},
@@ -75,15 +85,20 @@ def percent(field: str, title: str) -> Spec:
 
 def words(field: str, domain: Sequence[str], **axis: Any) -> Spec:
     """A nominal channel with one label for each of `domain`, in that order."""
-    shown = {"labelLimit": 125, "labelOverlap": False, **axis}
-    return {"field": field, "type": "nominal", "title": None, "scale": {"domain": list(domain)}, "axis": shown}
+    return {
+        "field": field,
+        "type": "nominal",
+        "title": None,
+        "scale": {"domain": list(domain)},
+        "axis": {"labelOverlap": False, **axis},
+    }
 
 
 def row_labels(labels: Sequence[str], middle: float) -> Spec:
     """The axis of a numeric channel on which label `i` stands at `i + middle`."""
     quoted = ",".join("'" + label.replace("\\", "\\\\").replace("'", "\\'") + "'" for label in labels)
     at = [i + middle for i in range(len(labels))]
-    look = {"grid": False, "ticks": False, "domain": False, "labelOverlap": False, "labelLimit": 125}
+    look = {"grid": False, "ticks": False, "domain": False, "labelOverlap": False}
     return {"values": at, "labelExpr": f"[{quoted}][floor(datum.value)]", **look}
 
 
