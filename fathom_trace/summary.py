@@ -45,6 +45,10 @@ class Summary:
     """Their share of the op time."""
     dropped: int
     """Executions that the capture was told not to keep, over all steps."""
+    is_static: bool
+    """Nothing was run: the trace is what the graph alone says, without times."""
+    assumed: tuple[tuple[str, str], ...]
+    """Of a static trace: nodes whose shapes depend on data, with what was taken instead."""
     checks: Checks
 
     @property
@@ -71,6 +75,7 @@ class Summary:
             found.append(
                 f"the first run took {self.first_run_ratio:.0f} times as long as the usual step; it is in no figure but its own"
             )
+        found += [f"the shape of {node} depends on data; {taken} was taken" for node, taken in self.assumed]
         return found + [f"{first}; medians are shown" for first in self.first_runs]
 
     def to_dict(self) -> dict[str, Any]:
@@ -81,6 +86,14 @@ class Summary:
     def lines(self) -> list[tuple[str, str]]:
         """Names and values, for people."""
         found = self.checks
+        inputs = ("inputs", f"{found.unresolved_inputs} unresolved, {found.wrong_edges} contradict the graph")
+        if self.is_static:
+            return [
+                ("steps", "none: it was taken from the graph without running it, so there are no times"),
+                ("executions", f"{self.executions:,} in a step, of {self.nodes:,} nodes"),
+                inputs,
+                ("file", f"{self.file}, {format_bytes(self.size_bytes)}"),
+            ]
         traced, untraced = _text(self.traced_ns, format_ns), _text(self.untraced_ns, format_ns)
         ratio = f" ({self.disturbance:.2f} x)" if self.disturbance else ""
         return [
@@ -93,7 +106,7 @@ class Summary:
                 "readiness",
                 f"{found.readiness_violations} violations in {found.executions:,} executions ({format_share(found.readiness_share)} ready)",
             ),
-            ("inputs", f"{found.unresolved_inputs} unresolved, {found.wrong_edges} contradict the graph"),
+            inputs,
             ("complete", f"{'yes' if found.complete else 'NO'}: {found.recorded:,} recorded of {found.produced:,}"),
             ("file", f"{self.file}, {format_bytes(self.size_bytes)}"),
         ]
@@ -126,6 +139,8 @@ def summarize(trace: Trace, file: Path) -> Summary:
         opaque_calls=tuple(provenance.get("opaque_calls") or ()),
         opaque_share=_share_of(trace, provenance.get("opaque_calls") or ()),
         dropped=found.produced - found.recorded if provenance.get("max_events") else 0,
+        is_static=bool(provenance.get("static")),
+        assumed=tuple(dict(provenance.get("assumed_shapes") or {}).items()),
         checks=found,
     )
 
@@ -135,7 +150,7 @@ def print_summary(summary: Summary) -> None:
     print(summary.title)
     print_pairs(summary.lines(), indent="  ")
     if summary.top_ops:
-        print("\nwhere the time goes")
+        print("\nwhat would run most often" if summary.is_static else "\nwhere the time goes")
         rows = [(r.key, f"{r.count:,}", _text(r.time_ns, format_ns), _text(r.share, format_share)) for r in summary.top_ops]
         print_table(("op type", "count", "time", "share"), rows, indent="  ")
     for note in summary.notes:

@@ -58,6 +58,7 @@ class Plan:
 
     `times_parallel_iterations`: a program with loops is also timed, untraced, with the loops' own `parallel_iterations`.
     `max_events`: keep only that many executions of a step, its first ones, and count the others as dropped; 0 keeps all.
+    `is_static`: nothing is run; the trace holds what the graph alone says, without times.
     """
 
     steps: int = 0
@@ -68,8 +69,11 @@ class Plan:
     memory_steps: int = 1
     times_parallel_iterations: bool = True
     max_events: int = 0
+    is_static: bool = False
 
     def __post_init__(self) -> None:
+        if self.is_static and self.stage != "source":
+            raise OptionError(f"a static capture has stage source, not {self.stage}: what rewriting makes of a graph shows when it runs")
         lowest = {"steps": 0, "warmup": 0, "threads": 0, "inter_threads": 1, "memory_steps": 0, "max_events": 0}
         for name, least in lowest.items():
             if getattr(self, name) < least:

@@ -199,6 +199,10 @@ class Assembler:
 
     # --- structures -------------------------------------------------------------------------------------------------------------
 
+    def add_untimed(self, records: StepRecords) -> Structure:
+        """Add what a step would execute, without adding a step: the records only give the order."""
+        return self.made[self._add_structure(records, np.lexsort((records.start, records.node)))]
+
     def _add_structure(self, records: StepRecords, canonical: IntColumn) -> int:
         by_node: list[list[int]] = [[] for _ in self.nodes]
         for record, node in enumerate(records.node.tolist()):

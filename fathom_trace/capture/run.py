@@ -21,6 +21,7 @@ from fathom_trace.capture.graph import GraphNode, read_graphs
 from fathom_trace.capture.lift import LOOP_OPS, KnownVariable, Lifted, lift
 from fathom_trace.capture.provenance import available_cores, describe
 from fathom_trace.capture.session import Runner
+from fathom_trace.capture.static import static_trace, variables_without_values
 from fathom_trace.capture.stepstats import Signatures, read_step
 from fathom_trace.capture.targets import TargetRequest, load_target
 from fathom_trace.errors import CaptureError
@@ -66,7 +67,7 @@ def run_workload(name: str, workload: Any, options: Any, batch_size: int, reques
         batches = synthetic_inputs(workload, options, mode, batch_size, request.seed)
     else:
         batches = workload.read_data(request.data, options, mode, batch_size, request.seed)
-    program: Program = workload.build(options, mode, batch_size, request.seed)
+    program = _build(workload, options, mode, batch_size, request.seed, plan.is_static)
     arguments = {s.name: tf.TensorSpec(s.shape, s.dtype, name=s.name) for s in specs}
     step: Any = program.step if hasattr(program.step, "get_concrete_function") else tf.function(program.step)
     concrete = step.get_concrete_function(**arguments)
@@ -96,6 +97,19 @@ def run_workload(name: str, workload: Any, options: Any, batch_size: int, reques
         },
     )
     return run_subject(subject, plan, threads, progress)
+
+
+def _build(workload: Any, options: Any, mode: str, batch_size: int, seed: int, is_static: bool) -> Program:
+    """The workload's program; for a static capture with variables that have no values, unless building it reads them."""
+    if is_static:
+        try:
+            with variables_without_values():
+                made: Program = workload.build(options, mode, batch_size, seed)
+            return made
+        except tf.errors.OpError:
+            pass  # it reads what has no value; with values it can be built
+    built: Program = workload.build(options, mode, batch_size, seed)
+    return built
 
 
 def run_target(request: CaptureRequest, progress: Progress) -> Trace:
@@ -168,6 +182,8 @@ def run_function(
 def run_subject(subject: Subject, plan: Plan, threads: int, progress: Progress, observe: Observe | None = None) -> Trace:
     """Capture a program that is ready to run, on an intra-op pool of `threads`."""
     lifted = lift(subject.concrete, subject.input_names, subject.known)
+    if plan.is_static:
+        return static_trace(lifted, subject.roles, {**subject.provenance, "has_loops": _has_loops(lifted)}, plan, threads, progress)
     with Runner(lifted, plan.stage, threads, plan.inter_threads) as runner:
         progress("initialising", 0, 1)
         runner.initialise()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -18,7 +19,10 @@ from fathom_trace.workload import Program, Slot
 
 def make_variables(parameters: Iterable[Parameter], seed: int) -> dict[str, Any]:
     """One `tf.Variable` a parameter, by the parameter's name and in its order."""
-    return {p.name: tf.Variable(initial_value(p, seed), trainable=p.trainable, name=p.name) for p in parameters}
+    return {
+        p.name: tf.Variable(partial(initial_value, p, seed), shape=p.shape, dtype=tf.float32, trainable=p.trainable, name=p.name)
+        for p in parameters
+    }
 
 
 def plain_name(variable: Any) -> str:
@@ -158,7 +162,14 @@ def rmsprop(variables: Sequence[Any], learning_rate: float, decay: float, epsilo
 def _slots(variables: Sequence[Any], name: str) -> tuple[Slot, ...]:
     """A zero slot called `name` for each variable."""
     return tuple(
-        Slot(tf.Variable(tf.zeros(v.shape, v.dtype), trainable=False, name=f"optimizer/{plain_name(v)}/{name}"), v, name)
+        Slot(
+            tf.Variable(
+                partial(tf.zeros, v.shape, v.dtype), shape=v.shape, dtype=v.dtype, trainable=False,
+                name=f"optimizer/{plain_name(v)}/{name}",
+            ),
+            v,
+            name,
+        )
         for v in variables
     )
 

@@ -21,6 +21,7 @@ EXAMPLES = (
     "fathom-trace capture vgg",
     "fathom-trace capture vgg --mode inference --preset tiny --batch-size 2 --set classes=100 -o small.h5",
     "fathom-trace capture all --preset tiny -o traces",
+    "fathom-trace capture vgg --static --batch-size 64",
     "fathom-trace capture model.keras --batch-size 4 --loss mse --optimizer sgd",
 )
 
@@ -54,6 +55,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data", metavar="DIR", help="read real inputs from there; `fathom-trace workloads NAME` says in which format"
     )
+    parser.add_argument("--static", action="store_true", help="run nothing: what the graph alone says, with shapes, without times")
     add_settings(parser, "workload")
     own = parser.add_argument_group("programs of your own")
     own.add_argument("--shape", type=_shape, action="append", default=[], metavar="INPUT=2,3", help="the whole shape of an input")
@@ -117,6 +119,7 @@ def _run_all(arguments: argparse.Namespace) -> int:
         str(arguments.seed),
     ]
     flags += ["--inter-threads", str(arguments.inter_threads), "--memory-steps", str(arguments.memory_steps)]
+    flags += ["--static"] * arguments.static
     for name in ("steps", "batch_size", "threads", "max_events"):
         if getattr(arguments, name):
             flags += [f"--{name.replace('_', '-')}", str(getattr(arguments, name))]
@@ -139,6 +142,8 @@ def request_of(arguments: argparse.Namespace) -> CaptureRequest:
     from fathom_trace.workload import choose_mode
     from fathom_trace.workloads import REGISTRY
 
+    if arguments.static:
+        _refuse_running(arguments)
     if arguments.stage not in STAGES:
         raise UnknownNameError("stage", arguments.stage, STAGES)
     return CaptureRequest(
@@ -157,6 +162,7 @@ def request_of(arguments: argparse.Namespace) -> CaptureRequest:
             inter_threads=arguments.inter_threads,
             memory_steps=arguments.memory_steps,
             max_events=arguments.max_events,
+            is_static=arguments.static,
         ),
         command_line=shlex.join(arguments.command_line),
         shapes=dict(arguments.shape),
@@ -166,11 +172,22 @@ def request_of(arguments: argparse.Namespace) -> CaptureRequest:
     )
 
 
+def _refuse_running(arguments: argparse.Namespace) -> None:
+    """Raise `OptionError` for what says how to run: with `--static` nothing runs."""
+    from fathom_trace.errors import OptionError
+
+    flags = ("steps", "data", "threads", "max_events")
+    given = [name for name in flags if getattr(arguments, name)]
+    given += [name for name in ("warmup", "inter_threads", "memory_steps") if getattr(arguments, name) != 1]
+    if given:
+        raise OptionError(f"--static runs nothing, so --{given[0].replace('_', '-')} has no meaning with it; leave one of them out")
+
+
 def default_name(request: CaptureRequest) -> str:
     """The trace's file name: the program, what is not the default, the mode."""
     program = request.workload.rpartition(":")[2] if ".py:" in request.workload else Path(request.workload).resolve().stem
-    parts = [program, request.preset, request.mode, request.plan.stage]
-    return "-".join(p for p in parts if p not in ("seminal", "source")) + ".h5"
+    parts = [program, request.preset, request.mode, request.plan.stage, "static" * request.plan.is_static]
+    return "-".join(p for p in parts if p not in ("", "seminal", "source")) + ".h5"
 
 
 def _steps(text: str) -> int:

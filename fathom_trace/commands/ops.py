@@ -97,7 +97,7 @@ def _print(found: Profile, groups: int, traced: int) -> None:
     )
     if len(found.rows) < groups:
         print(f"and {groups - len(found.rows)} more")
-    whole = "" if found.total_ns is None else f"{format_ns(found.total_ns)} of op time in a step; "
+    whole = "the trace has no times; " if found.total_ns is None else f"{format_ns(found.total_ns)} of op time in a step; "
     others = f" of {traced}; the others executed something else" if traced > len(found.steps) else ""
     print(f"\n{whole}{len(found.steps)} traced steps{others}")
     shares = (
