@@ -56,6 +56,7 @@ def test_covered_products_take_their_roofline_and_the_rest_stays(tmp_path: Path)
     assert (before["MatMul"], before["(transfer)"]) == (3000, 0)
     assert projection.replay.after_ns == projection.amdahl.after_ns == projection.amdahl.before_ns - 3000 + 1958 + 2044
     assert "copies between host and accelerator: 5, of 1.54 kB, which take 2.04 us" in projection.notes
+    assert projection.to_dict()["transfers"] == {"count": 5, "size_bytes": 1544, "time_ns": 2044}
 
 
 def test_a_tensor_moves_once_however_many_read_it(tmp_path: Path) -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fathom_trace.errors import ScenarioError
 from fathom_trace.store import load, save
 from fathom_trace.trace import Trace
-from fathom_trace.whatif import parse_scenario, project, project_all, read_scenarios, render_comparison
+from fathom_trace.whatif import parse_scenario, project, project_all, read_accelerator, read_scenarios, render_comparison
 from fathom_trace.whatif.documents import MOST_BYTES, read_document
 from fathom_trace.whatif.predicate import Predicate
 from fathom_trace.whatif.scenario import Context
@@ -170,6 +174,38 @@ def test_scalars_stay_text(tmp_path: Path) -> None:
 
 def test_json_is_yaml_too(tmp_path: Path) -> None:
     assert [str(s) for s in read_scenarios(write(tmp_path, json.dumps({"a": ["OpB=2"]}))).values()] == ["OpB=2"]
+
+
+PIECES = st.sampled_from(
+    [
+        "a", ":", " ", "\n", "  - ", "[", "]", "{", "}", ",", "*", "&", "!", "!!", "%", "---", "'", '"', "\\", "\\U", "\\ud800", "#", "|", ">",
+        "?", "OpB=2", "fuse:", "threads:", "hardware:", "covers: ", "peak: ", "link: ", "systolic: ", "none", "1e9", "\t", "\0", "\x85", "é",
+    ]
+)  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(PIECES, max_size=30).map("".join) | st.text(max_size=60))
+def test_no_file_is_anything_but_read_or_refused_in_one_line(text: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "x.yaml"
+        path.write_bytes(text.encode("utf-8", "surrogatepass"))
+        assert all(len(refusal(read, path).splitlines()) <= 1 for read in (read_scenarios, read_accelerator))
+
+
+def refusal(read: Callable[[Path], object], path: Path) -> str:
+    """What is said against a file; empty where it is read."""
+    try:
+        read(path)
+    except ScenarioError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("text", ['a: "\\UFFFFFFFF"', 'a: "\\ud800"'])
+def test_escapes_that_are_no_characters_are_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ScenarioError, match=r"is no YAML|half a character"):
+        read_document(write(tmp_path, text))
 
 
 # --- predicates ---------------------------------------------------------------------------------------------------------------

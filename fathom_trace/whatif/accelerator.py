@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from fathom_trace.errors import OptionError, ScenarioError, UnknownNameError
+from fathom_trace.errors import OptionError, ScenarioError, UnknownNameError, one_line
 from fathom_trace.trace import Trace
 from fathom_trace.units import NS_PER_MS, NS_PER_S, NS_PER_US, format_bytes, format_ns, parse_quantity
 from fathom_trace.whatif.documents import read_document
@@ -262,7 +262,7 @@ def read_accelerator(path: Path) -> Accelerator:
     try:
         return _accelerator(document, path.stem)
     except (ScenarioError, UnknownNameError) as error:
-        raise ScenarioError(f"{path}: {error}") from None
+        raise ScenarioError(one_line(f"{path}: {error}")) from None
 
 
 def _accelerator(values: dict[str, Any], name: str) -> Accelerator:

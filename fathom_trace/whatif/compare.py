@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from fathom_trace.errors import FathomError, ScenarioError
+from fathom_trace.errors import FathomError, ScenarioError, one_line
 from fathom_trace.trace import Trace
 from fathom_trace.whatif.baseline import Baseline, Settings, base_of
 from fathom_trace.whatif.projection import Estimate, anomaly_notes, change_notes, estimates, finite, share_of
@@ -85,7 +85,7 @@ def project_all(trace: Trace, scenarios: Mapping[str, Scenario], settings: Setti
             try:
                 changed.append(scenarios[name].apply(base.recording, base.executed))
             except FathomError as error:
-                raise ScenarioError(f"scenario '{name}': {error}") from None
+                raise ScenarioError(one_line(f"scenario '{name}': {error}")) from None
         found = estimates(base, changed, [times.limit() for times in changed])
         for name, times, three in zip(part, changed, found, strict=True):
             notes = (*change_notes(times, base.workers), *anomaly_notes(three[1]))

@@ -57,6 +57,8 @@ class _Reader:
             where = f":{mark.line + 1}" if mark else ""
             problem = getattr(error, "problem", None) or getattr(error, "reason", None) or error
             raise ScenarioError(f"{self.path}{where} is no YAML: {one_line(problem)}") from None
+        except (ValueError, OverflowError) as error:  # PyYAML's own, on escapes beyond Unicode and the like
+            raise ScenarioError(f"{self.path} is no YAML: {one_line(error)}") from None
         if not self.root:
             raise ScenarioError(f"{self.path} is empty; see the help for what it may hold")
         return self.root[0]
@@ -73,6 +75,8 @@ class _Reader:
         if isinstance(event, yaml.DocumentStartEvent) and self.root:
             raise self._error(event, "a second document begins; a file holds one")
         if isinstance(event, yaml.ScalarEvent):
+            if any("\ud800" <= sign <= "\udfff" for sign in event.value):
+                raise self._error(event, "an escape stands for half a character")
             self._add(event, event.value)
         elif isinstance(event, yaml.MappingStartEvent):
             self._enter(event, {})

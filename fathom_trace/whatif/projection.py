@@ -190,6 +190,7 @@ class Projection:
 
     def to_dict(self) -> dict[str, object]:
         """For JSON: times in ns, shares of one; a speedup without bound is None."""
+        moved = self.times.transfers
         return {
             "title": self.title,
             "scenario": self.scenario,
@@ -199,6 +200,11 @@ class Projection:
             "baseline": self.baseline.to_dict(),
             "selected": [asdict(s) for s in self.selected],
             "untouched_share": self.untouched_share,
+            "transfers": {
+                "count": len(moved) if moved is not None else 0,
+                "size_bytes": moved.total_bytes if moved is not None else 0,
+                "time_ns": self.times.transfer_ns,
+            },
             "makespan_ns": self.makespan_ns,
             "speedup": finite(self.speedup),
             "critical_path": {

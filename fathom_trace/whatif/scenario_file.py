@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fathom_trace.errors import FathomError, ScenarioError
+from fathom_trace.errors import FathomError, ScenarioError, one_line
 from fathom_trace.whatif.accelerator import PREFIX as HARDWARE
 from fathom_trace.whatif.documents import read_document
 from fathom_trace.whatif.fusion import PREFIX as FUSE
@@ -44,7 +44,7 @@ def read_scenarios(path: Path, context: Context | None = None) -> dict[str, Scen
         raise ScenarioError(f"{path} holds {len(document):,} scenarios; at most {MOST_SCENARIOS:,} are taken")
     result = {}
     for name, given in document.items():
-        where = f"{path}: scenario '{name}'"
+        where = one_line(f"{path}: scenario '{name}'")
         if not isinstance(given, list):
             raise ScenarioError(f"{where} is no list of changes; write for example '- Conv2D=10' below it")
         texts: list[str] = []
@@ -54,11 +54,11 @@ def read_scenarios(path: Path, context: Context | None = None) -> dict[str, Scen
             try:
                 parse_scenario([text], context)
             except FathomError as error:
-                raise ScenarioError(f"{where}, change {number}: {error}") from None
+                raise ScenarioError(one_line(f"{where}, change {number}: {error}")) from None
         try:
             result[name] = parse_scenario(texts, context)
         except FathomError as error:
-            raise ScenarioError(f"{where}: {error}") from None
+            raise ScenarioError(one_line(f"{where}: {error}")) from None
     return result
 
 
