@@ -178,8 +178,9 @@ def test_json_is_yaml_too(tmp_path: Path) -> None:
 
 PIECES = st.sampled_from(
     [
-        "a", ":", " ", "\n", "  - ", "[", "]", "{", "}", ",", "*", "&", "!", "!!", "%", "---", "'", '"', "\\", "\\U", "\\ud800", "#", "|", ">",
-        "?", "OpB=2", "fuse:", "threads:", "hardware:", "covers: ", "peak: ", "link: ", "systolic: ", "none", "1e9", "\t", "\0", "\x85", "é",
+        "a", ":", " ", "\n", "  - ", "[", "]", "{", "}", ",", "*", "&", "!", "!!", "%", "---", "'", '"', "\\", "\\U", "\\ud800", "#",
+        "|", ">", "?", "OpB=2", "fuse:", "threads:", "hardware:", "covers: ", "peak: ", "link: ", "systolic: ",
+        "none", "1e9", "\t", "\0", "\x85", "é",
     ]
 )  # fmt: skip
 
