@@ -77,6 +77,8 @@ def test_dependencies_hold_and_nothing_is_missing(captures: Captures, run: str, 
         rows = trace.structure_rows(structure)
         assert set(graph) == set(range(rows.start, rows.stop)), "every producer is an execution of the structure"
         assert networkx.is_directed_acyclic_graph(graph)
+        edges = graph.number_of_edges()
+        assert edges == len(trace.waited_for(structure).producer), "accesses to variables are ordered by the graph itself"
 
 
 @pytest.mark.parametrize("stage", STAGES)
