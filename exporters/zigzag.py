@@ -74,8 +74,11 @@ ARRAY = {"K": 32, "C": 32}
 LPF_LIMIT = 4
 SECONDS_PER_ORDER = 0.011
 """CPU time that ZigZag 3.9.1 takes for each order of loops that it tries, as measured on a slow shared core."""
-RESERVED_NAMES = ("overall",)
-"""ZigZag writes results/overall_complete.json itself."""
+RESERVED_NAMES = frozenset(
+    ("overall", "default", "Add", "AveragePool", "Conv", "Conv_downsample", "Gemm", "GlobalAveragePool", "Max", "MaxPool", "Pool",
+     "Pooling", "SConv")
+)  # fmt: skip
+"""ZigZag writes results/overall_complete.json itself, and gives a layer called as an operator the mapping of that operator."""
 
 
 @dataclass(frozen=True)
@@ -361,7 +364,10 @@ def _approximations(groups: Sequence[_Group], work: Work, options: Options, shar
 
 def _notes(exported: Sequence[ExportedLayer], groups: Sequence[_Group], file: str) -> Iterable[str]:
     links = sum(source != layer.facts["id"] for layer in exported for source in layer.facts["sources"].values())
-    yield f"{len(exported)} layers, {links} operands of which come from an earlier layer; the other operands are constants"
+    yield (
+        f"{len(exported)} layers, {links} operands of which come from an earlier layer, perhaps through operations that are not here;"
+        " the others are constants"
+    )
     orders = [group.spelled.orders for group in groups]
     most = max(range(len(groups)), key=orders.__getitem__)
     yield (

@@ -287,12 +287,12 @@ def test_identical_layers_are_merged_on_request(tmp_path: Path) -> None:
 
 
 def test_names_are_cleaned_and_stay_unique(tmp_path: Path) -> None:
-    """ZigZag names files after layers, and one file `overall` itself; YAML would read `no` and `1e5` as no names."""
+    """ZigZag names files after layers, one file `overall` itself, and mappings after operators; YAML reads `no` and `1e5` as no names."""
     program = Program()
-    for name in ("a/b,c:0", "a_b c/0", "日本", "overall", "no", "1e5"):
+    for name in ("a/b,c:0", "a_b c/0", "日本", "overall", "no", "1e5", "Add"):
         program.product(name, [2, 3], [3, 4], [2, 4])
     export(program.trace(), tmp_path)
-    assert [layer["name"] for layer in read(tmp_path)] == ["a_b_c_0", "a_b_c_0_2", "__", "overall_2", "no", "1e5"]
+    assert [layer["name"] for layer in read(tmp_path)] == ["a_b_c_0", "a_b_c_0_2", "__", "overall_2", "no", "1e5", "Add_2"]
 
 
 def test_the_cost_of_a_search_is_estimated(tmp_path: Path) -> None:
@@ -328,6 +328,7 @@ def test_a_trace_without_products_cannot_be_exported(tmp_path: Path) -> None:
     [
         ('  name: "conv2"', '  name: "conv1"', "which is no name of its own"),
         ('  name: "conv2"', '  name: "a/b"', "which is no name of its own"),
+        ('  name: "conv2"', '  name: "Pooling"', "which is no name of its own"),
         ("- id: 1", "- id: 7", "has the id 7"),
         ("[B, K, C, OY, OX, FY, FX]\n  loop_sizes: [2, 4, 4, 6, 5, 3, 3]", "[B, K, C, OY, OX, FX, FY]\n  loop_sizes: [2, 4, 4, 6, 5, 3, 1]",
          "loop FY is 1, the trace has 3"),
