@@ -184,6 +184,11 @@ class _Labels:
         return self._of_node[node] + own + ((("iteration", iteration),) if iteration else ())
 
 
+def _shown_name(trace: Trace, node: int) -> str:
+    """The name of a node's slices; a node without one is shown by its op type."""
+    return trace.node_names[node] or trace.node_ops[node] or "(no name)"
+
+
 def _short_device(name: str) -> str:
     """`CPU:0` for `/job:localhost/replica:0/task:0/device:CPU:0`."""
     return re.sub(r".*/(?:device:)?", "", name) or "CPU:0"
@@ -204,7 +209,7 @@ def _add_step(scene: Scene, view: StepView, label: _Labels, shown: Sequence[int]
             row_of |= dict.fromkeys(part, _add_row(scene, process, name))
     at: dict[int, int] = {}
     iterations = view.iterations
-    labels = {n: scene.labels.number((view.trace.node_names[n], label.kinds[n])) for n in {view.nodes[i] for i in shown}}
+    labels = {n: scene.labels.number((_shown_name(view.trace, n), label.kinds[n])) for n in {view.nodes[i] for i in shown}}
     for i in shown:
         node, execution = view.nodes[i], i + view.rows.start
         at[i] = len(scene.slices)
@@ -287,7 +292,8 @@ def write(trace: Trace, folder: Path, options: Options) -> ExportReport:
 
     def describe(view: StepView, node: int, members: list[int]) -> Mapping[str, Any]:
         slices = sum(count[i + view.rows.start] for i in members)
-        return {"place": f"{file}:{view.trace.node_names[node]}", "how": "slice", "facts": {"slices": slices}}
+        shown = _shown_name(view.trace, node)
+        return {"place": f"{file}:{shown}", "how": "slice", "facts": {"slices": slices, "name": shown}}
 
     layers, skipped = account(views, left_out, describe)
     shown = {
@@ -565,7 +571,8 @@ def _differences(seen: _Seen, layers: Sequence[ExportedLayer]) -> Iterable[str]:
         found = sum(time[e] for e in layer.executions), sum(count[e] for e in layer.executions)
         if found != (layer.time_ns, layer.facts.get("slices")):
             yield f"{layer.name}: {found[0]} ns in {found[1]} slices, in the trace {layer.time_ns:.0f} in {layer.facts.get('slices')}"
-        if any(names.get(e, layer.name) != layer.name for e in layer.executions):
+        shown = layer.facts.get("name")
+        if any(names.get(e, shown) != shown for e in layer.executions):
             yield f"{layer.name}: a slice of it has another name"
     known = {e for layer in layers for e in layer.executions} | {-1}
     yield from (f"'{names[e]}' is of no execution that was exported" for e in sorted(set(names) - known))

@@ -368,7 +368,7 @@ _LINE = {"conv": re.compile(r"(\w+)((?:,[1-9][0-9]*){7}),", re.ASCII), "gemm": r
 def check(folder: Path) -> CheckReport:
     """Parse the files as strictly as they are written, compute what SCALE-Sim will compute, and compare with `export.json`.
 
-    Per layer: MACs, output height and width, kernel, stride, channels and filters of a convolution, M, N and K of a product.
+    Per layer: its name, MACs, output height and width, kernel, stride, channels and filters of a convolution, M, N and K of a product.
 
     Raises:
         ExportError: there is no `export.json`, or it is none.
@@ -448,7 +448,9 @@ def _compare(
             problems.append(
                 f"{layer.name}: SCALE-Sim will number its layers {next_id} to {next_id + simulated - 1}, export.json says {ids}"
             )
-        for name, row in own:
+        for place, (name, row) in enumerate(own):
+            if name != layer.name if len(own) == 1 else not re.fullmatch(rf"{re.escape(layer.name)}_[gb]{place}(_\d+)?", name):
+                problems.append(f"{file}:{begin + place} is called {name}, but export.json has {layer.name} there")
             differences = _differences(nest, row, depthwise)
             problems += [f"{file}: {name}: {text}" for text in differences]
         macs = sum(row.macs for _, row in own) * layer.count

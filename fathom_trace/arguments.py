@@ -31,7 +31,10 @@ def _terminal_width() -> int:
 
 
 class Parser(argparse.ArgumentParser):
-    """The parser of one command. It answers a misspelt option with the nearest that exists, and exits with 2."""
+    """The parser of one command.
+
+    It answers a misspelt option with the nearest that exists, refuses an option with one value that is given twice, and exits with 2.
+    """
 
     def __init__(self, prog: str, description: str, examples: Sequence[str]) -> None:
         epilog = "\n".join(("examples:" if len(examples) > 1 else "example:", *(f"  {line}" for line in examples)))
@@ -43,7 +46,21 @@ class Parser(argparse.ArgumentParser):
         if "" in given:
             before = given[given.index("") - 1] if given.index("") else ""
             self.error("an argument is empty" + (f" after {before}" if before else "") + "; is a variable not set?")
+        self._refuse_repeats(given)
         return super().parse_known_args(given, namespace)
+
+    def _refuse_repeats(self, given: Sequence[str]) -> None:
+        """Of two values, argparse would take the last without a word."""
+        seen: dict[int, str] = {}
+        for word in given[: given.index("--")] if "--" in given else given:
+            flag = word.partition("=")[0] if word.startswith("--") else word[:2]
+            action = self._option_string_actions.get(flag)
+            if action is None or type(action) is not argparse._StoreAction:
+                continue
+            if id(action) in seen:
+                names = flag if seen[id(action)] == flag else f"{seen[id(action)]}, which is also {flag},"
+                self.error(f"{names} is given twice; give it once")
+            seen[id(action)] = flag
 
     def error(self, message: str) -> NoReturn:
         """Print `message` on one line of stderr and exit with 2."""

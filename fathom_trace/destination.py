@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
+import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 from fathom_trace.errors import ExportError, TraceFileError
 from fathom_trace.store import format_of
@@ -60,19 +64,47 @@ def check_writable(path: Path) -> None:
 
 @contextmanager
 def replacing_folder(path: Path) -> Iterator[Path]:
-    """An empty folder beside `path` that takes its place when the block ends well, and vanishes when it does not."""
+    """An empty folder beside `path` that takes its place when the block ends well, and vanishes when it does not.
+
+    It vanishes also when the process is told to end (SIGTERM): it then ends with status 143.
+    """
     path = path.resolve()
-    partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent))
-    try:
-        partial.chmod(0o777 & ~_umask())
-        yield partial
+    with _ending_in_order():
+        partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent))
         old = partial.with_suffix(".old")
-        if path.exists():
-            path.rename(old)
-        partial.rename(path)
-        shutil.rmtree(old, ignore_errors=True)
+        try:
+            partial.chmod(0o777 & ~_umask())
+            yield partial
+            if path.exists():
+                path.rename(old)
+            partial.rename(path)
+        finally:
+            if old.exists() and not path.exists():  # interrupted between the two
+                old.rename(path)
+            shutil.rmtree(old, ignore_errors=True)
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+TERMINATED = 143
+"""Exit status of a process that was told to end: 128 and the signal's number, as shells have it."""
+
+
+@contextmanager
+def _ending_in_order() -> Iterator[None]:
+    """Inside, SIGTERM ends the process as an exception does, so that what is open is cleaned up, and says so in one line."""
+
+    def end(_number: int, _frame: object) -> NoReturn:
+        print("fathom-trace: terminated; nothing was written under the final name", file=sys.stderr)
+        raise SystemExit(TERMINATED)
+
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield  # only the main thread may say what a signal does; what the caller has said stands
+        return
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _umask() -> int:

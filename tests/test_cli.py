@@ -162,3 +162,29 @@ def test_a_closed_stdout_is_no_error() -> None:
         env=ENVIRONMENT, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["ops", "x.h5", "--top", "1", "--top", "2"], "--top is given twice; give it once"),
+        (["ops", "x.h5", "--by=op", "--by", "kind"], "--by is given twice; give it once"),
+        (["export", "x.h5", "table", "-o", "a", "--output=b"], "-o, which is also --output, is given twice; give it once"),
+        (["ops", "x.h5", "--step", "1", "--steps", "2"], "--step, which is also --steps, is given twice; give it once"),
+        (["capture", "vgg", "--seed", "1", "--mode", "inference", "--seed", "1"], "--seed is given twice; give it once"),
+        (["capture", "model.keras", "--shape", "x=0"], "argument --shape: 0 is too small; it must be at least 1"),
+        (["capture", "model.keras", "--shape", "x=2,0,3"], "argument --shape: 0 is too small; it must be at least 1"),
+    ],
+)
+def test_values_that_would_be_lost_or_hold_nothing_are_refused(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run(words)
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_options_that_may_be_repeated_still_may() -> None:
+    arguments = command_parser("export").parse_args(["x.h5", "table", "--set", "a=1", "--set", "b=2", "--json", "--json"])
+    assert arguments.settings == ["a=1", "b=2"]

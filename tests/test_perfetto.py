@@ -158,6 +158,19 @@ def test_each_dependency_is_a_flow_of_its_own(tmp_path: Path) -> None:
     assert sorted((starts[i], ends[i]) for i in starts) == [("A", "B"), ("A", "C"), ("B", "D"), ("C", "D")]
 
 
+@pytest.mark.parametrize("form", ["native", "json"])
+def test_a_node_without_a_name_is_shown_by_its_op_type(tmp_path: Path, form: str) -> None:
+    builder = TraceBuilder()
+    for name, op in (("", "Relu"), ("named", "Tanh")):
+        builder.execution(builder.node(name, op), outputs=[("float32", [1])])
+    builder.step(builder.end_structure(), start=[0, 20], done=[10, 30])
+    export(builder.build(), tmp_path / "out", format=form)
+    if form == "json":
+        assert [e["name"] for e in events(tmp_path / "out")] == ["Relu", "named"]
+    else:
+        assert sorted(name for track in native(tmp_path / "out")[0].values() for _, _, name in track) == ["Relu", "named"]
+
+
 def test_a_loop_body_is_shown_once_per_iteration(tmp_path: Path) -> None:
     """The loop of `small.loop` ran 2 times in step 0, and once in step 1: 7 and 5 executions."""
     report = export(loop(), tmp_path / "all", format="json", step="all")

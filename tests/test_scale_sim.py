@@ -340,6 +340,7 @@ def test_a_trace_without_products_cannot_be_exported(tmp_path: Path) -> None:
         ("test_conv.csv", ",8,1,\nconv2", ",0,1,\nconv2", "is not a name and 7 positive integers"),
         ("test_conv.csv", "Layer name", "conv0", "is not the header"),
         ("test_conv.csv", "conv2", "conv1", "repeats the name conv1"),
+        ("test_conv.csv", "conv2,6,6", "conv9,6,6", "test_conv.csv:3 is called conv9, but export.json has conv2 there"),
         ("test_conv.csv", "conv2", "DP_conv2", "takes it for a depthwise convolution"),
         ("test_conv.csv", "conv2,6,6,3,3,8,4,1,\n", "", "not where the layer before it ends"),
         ("test_conv.csv", "conv2,6,6,3,3,8,4,1,\n", "conv2,6,6,3,3,8,4,1,\nconv3,6,6,3,3,8,4,1,\n", "lines from 4 on belong to no layer"),

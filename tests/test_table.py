@@ -166,6 +166,37 @@ def test_its_parser_finds_what_was_changed(tmp_path: Path, file: str, old: str, 
     assert problem in "; ".join(TABLE.check(tmp_path / "out").problems)
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        (",30,60,", ",31,60,", "fc/MatMul: macs 31 and 0 unknown; in the trace 30 and 0 unknown"),
+        (",30,60,", ",30,61,", "fc/MatMul: flops 61 and 0 unknown; in the trace 60 and 0 unknown"),
+        (",30,60,84,40\n", ",30,60,84,41\n", "fc/MatMul: bytes_written 41 and 0 unknown; in the trace 40 and 0 unknown"),
+        (",30,60,84,40\n", ",30,60,,40\n", "fc/MatMul: bytes_read 0 and 1 unknown; in the trace 84 and 0 unknown"),
+    ],
+)
+def test_its_parser_compares_costs_with_the_trace(tmp_path: Path, old: str, new: str, problem: str) -> None:
+    """The product [2, 3] x [3, 5]: 30 MACs, 60 FLOPs, 4 x (6 + 15) bytes read, 4 x 10 written."""
+    export(dense(), tmp_path / "out")
+    assert TABLE.check(tmp_path / "out").ok
+    path = tmp_path / "out" / "executions.csv"
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    assert problem in "; ".join(TABLE.check(tmp_path / "out").problems)
+
+
+def test_costs_that_differ_from_step_to_step_are_found(tmp_path: Path) -> None:
+    export(loop(), tmp_path / "out", step="all")
+    path = tmp_path / "out" / "executions.csv"
+    whole = path.read_text()
+    assert TABLE.check(tmp_path / "out").ok
+    lines = whole.splitlines()
+    last = lines[-1].rsplit(",", 1)
+    path.write_text("\n".join([*lines[:-1], f"{last[0]},{int(last[1]) + 1}"]) + "\n")
+    assert "bytes_written" in "; ".join(TABLE.check(tmp_path / "out").problems)
+
+
 def test_parquet_holds_the_same(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     trace = loop()

@@ -198,4 +198,4 @@ def _shape(text: str) -> tuple[str, tuple[int, ...]]:
     name, sign, sizes = text.rpartition("=")
     if not sign or not name:
         raise argparse.ArgumentTypeError(f"'{text}' is not a shape; write for example --shape image=8,224,224,3")
-    return name, tuple(at_least(0)(size) for size in sizes.split(",") if size)
+    return name, tuple(at_least(1)(size) for size in sizes.split(",") if size)
