@@ -2,8 +2,9 @@
 
 A *piece* is memory that holds one tensor, under all the names that it goes by: what only hands a tensor on (`Identity`, `Reshape`, loop
 and branch plumbing, reading a variable) shares the piece of what it was given, an optimizer's op writes the variable's own piece, and a
-constant has one piece however often its loop runs. Where TensorFlow reported an address, that is the piece's. Elsewhere a piece has none,
-and is synthetic.
+constant has one piece however often its loop runs. A variable moves to another piece where TensorFlow moves it: an assignment hands it the
+value's memory, and an update copies it first while a value that was read from it is still to be used. Where TensorFlow reported an
+address, that is the piece's. Elsewhere a piece has none, and is synthetic.
 
 Where an op touches only a part of a tensor (a slice, rows that indices name), the trace does not tell which part: it is taken from the
 tensor's beginning, and again from there if more is read than the tensor holds.

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from fathom_trace.accesses import KINDS, UNRESOLVED
 from fathom_trace.addresses import MAX_REQUESTS, Stream, refuse_above, stream
 from fathom_trace.errors import ExportError, OptionError
-from fathom_trace.exporter import CheckReport, ExportedLayer, ExportReport, Skipped, read_report
+from fathom_trace.exporter import CheckReport, ExportedLayer, ExportReport, Skipped, Target, read_report
 from fathom_trace.request_text import MalformedError
 from fathom_trace.steps import StepView, account
 from fathom_trace.steps import notes as step_notes
@@ -344,13 +344,13 @@ class Checker:
 
 
 def report_of(
-    exporter: Any, name: str, found: Stream, files: Sequence[str], layers: tuple[ExportedLayer, ...], skipped: tuple[Skipped, ...],
+    target: Target, name: str, found: Stream, files: Sequence[str], layers: tuple[ExportedLayer, ...], skipped: tuple[Skipped, ...],
     settings: Mapping[str, Any], more_approximations: Iterable[str], more_notes: Iterable[str],
 ) -> ExportReport:  # fmt: skip
     """The report of an export of a memory trace."""
     return ExportReport(
         exporter=name,
-        target=exporter,
+        target=target,
         files=tuple(files),
         layers=layers,
         skipped=skipped,
