@@ -49,10 +49,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--target", metavar="FACTOR", help="the fewest kinds that must get faster for this speedup of the whole (5x)")
     parser.add_argument("--faster", metavar="FACTOR", default="inf", help="how much faster, for --target (default: inf, free)")
-    parser.add_argument("--scaling", nargs="+", default=[], metavar="TRACE", help="captures at several --threads, for threads:N")
+    parser.add_argument(
+        "--scaling", nargs="+", default=[], metavar="TRACE", help="captures at several --threads, for threads:N; give FILE first"
+    )
     parser.add_argument(
         "--from", dest="export", nargs="+", metavar="DIR",
-        help="take times from the simulator that ran this export; or EXPORTER REPORT, a report that lies in the exported folder",
+        help="times from the simulator that ran this export; or EXPORTER REPORT, of which the report lies in the export; give FILE first",
     )  # fmt: skip
     parser.add_argument("--results", metavar="PATH", help="what the simulator wrote (default: DIR/results)")
     parser.add_argument("--clock", default="1GHz", metavar="F", help="the simulated clock (default: 1GHz)")

@@ -83,6 +83,7 @@ PROVENANCE_KEYS = {
     "opaque_calls": "calls whose inner ops the records do not show (at most 50)",
     "unplaced_records": "records that belong to no node, name to number (at most 50)",
     "first_missing": "first node known to be missing from a step, or empty",
+    "projected": "what was projected from what, and how (written by `whatif -o`): then no time of the trace was measured",
 }
 """What the keys of a trace's provenance mean; traces made otherwise may have others."""
 
