@@ -56,6 +56,7 @@ def test_it_says_that_it_is_projected_and_from_what() -> None:
     assert said["of"] == digest(trace) != digest(made)
     assert (made.provenance["workload"], made.provenance["inter_threads"]) == ("diamond", 1)
     assert "projected" not in trace.provenance
+    assert (project(trace, parse_scenario([])).title, project(made, parse_scenario([])).title) == ("diamond", "diamond, projected")
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])

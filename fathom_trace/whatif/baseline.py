@@ -201,7 +201,8 @@ def untraced_recording(recording: Recording, span_ns: float) -> Recording:
 
 def _title(trace: Trace) -> str:
     parts = [trace.provenance.get(key) for key in ("workload", "mode")]
-    return " ".join(p for p in parts if isinstance(p, str) and p) or "trace"
+    title = " ".join(p for p in parts if isinstance(p, str) and p) or "trace"
+    return f"{title}, projected" if "projected" in trace.provenance else title
 
 
 def _notes(trace: Trace, recording: Recording, workers: int, baseline: Baseline) -> list[str]:
