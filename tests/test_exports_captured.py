@@ -5,18 +5,20 @@ The workloads are captured at preset `tiny`, once for all tests of this file.
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fathom_trace.costs import costs
+from fathom_trace.exporters import REGISTRY as EXPORTERS
 from fathom_trace.exporting import export
 from fathom_trace.loops import layers
 from fathom_trace.trace import Trace
 from fathom_trace.workload import MODES
 from fathom_trace.workloads import REGISTRY
-from tests import accelforge_files, onnx_files, zigzag_files
+from tests import accelforge_files, onnx_files, target_readers, zigzag_files
 from tests.captured_apart import capture_workloads_apart
 
 pytestmark = pytest.mark.capture
@@ -97,3 +99,35 @@ def test_accelforge_reads_what_it_is_given(traces: dict[str, Trace], tmp_path: P
             assert einsum["computes"] * einsum["instances"] == layer.macs, (run, layer.name)
             for values in layer.facts["tensors"].values():
                 assert own["tensors"][values["tensor"]]["size"] == values["elements"], (run, layer.name, values)
+
+
+def one_step(exporter: str, trace: Trace) -> dict[str, str]:
+    """The settings with which an exporter writes one step, where it can write several."""
+    has_step = "step" in {f.name for f in fields(EXPORTERS.load(exporter).Options)}
+    return {"step": str(trace.steps_of(trace.main_structure)[0])} if has_step else {}
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize("exporter", sorted(set(target_readers.READERS) - {"zigzag", "accelforge", "onnx"}))
+@pytest.mark.parametrize("run", RUNS)
+def test_targets_read_what_the_trace_has(traces: dict[str, Trace], run: str, exporter: str, tmp_path: Path) -> None:
+    """As each target's own parser sees it: layers and their work, or executions, dependencies and times."""
+    report, found = export(traces[run], exporter, tmp_path / "out", one_step(exporter, traces[run]))
+    assert found.problems == ()
+    assert target_readers.READERS[exporter](report, tmp_path / "out", traces[run])
+
+
+@pytest.mark.parametrize("exporter", EXPORTERS.names())
+@pytest.mark.parametrize("run", RUNS)
+def test_every_exporter_accounts_for_everything(traces: dict[str, Trace], run: str, exporter: str, tmp_path: Path) -> None:
+    """Exported and skipped together are all executions and all multiply-accumulates; the exporter's own parser finds no problem."""
+    trace = traces[run]
+    report, found = export(trace, exporter, tmp_path / "out", one_step(exporter, trace))
+    assert found.problems == ()
+    totals, structure = report.totals(), trace.main_structure
+    rows = trace.structure_rows(structure)
+    step = report.settings.get("step")
+    durations = trace.median_durations(structure) if step is None else trace.durations(int(step))
+    assert totals["executions"]["total"] == rows.stop - rows.start
+    assert totals["time_ns"]["total"] == pytest.approx(float(durations.sum()))
+    assert totals["macs"]["total"] == int(costs(trace, structure).macs.sum()) > 0
