@@ -2,9 +2,10 @@
 
     python -m benchmarks.exports TRACE... [--exporters NAME,...] [--no-targets]
 
-Each export is one of `fathom-trace export`'s, checked by the exporter's own parser. Where the target is installed (`tests/make_simulators.sh`,
-`FATHOM_ENVIRONMENTS`) its parser reads the files and what it found is compared with the trace (`tests/target_readers.py`). A refused export
-is tried again with the selection that the refusal names. Times are wall times of this process, of writing and of the target's reading.
+Each export is one of `fathom-trace export`'s, checked by the exporter's own parser. Where the target is installed
+(`tests/make_simulators.sh`, `FATHOM_ENVIRONMENTS`) its parser reads the files and what it found is compared with the trace
+(`tests/target_readers.py`). A refused export is tried again with the selection that the refusal names. Times are wall times of writing
+and of the target's reading.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ def row(name: str, exporter: str, trace: Trace, is_asked: bool) -> str:
                 read = f"{READERS[exporter](report, out, trace)} ({time.monotonic() - begin:.1f} s)"
             except AssertionError as error:
                 read = f"DIFFERS: {str(error)[:200]}"
-        return f"| {name} | {exporter} | {note}{problems} | {len(report.layers):,} | {shares} | {format_bytes(size)} in {wrote:.1f} s | {read} |"
+        cost = f"{format_bytes(size)} in {wrote:.1f} s"
+        return f"| {name} | {exporter} | {note}{problems} | {len(report.layers):,} | {shares} | {cost} | {read} |"
 
 
 def main() -> None:
