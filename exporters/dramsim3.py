@@ -58,7 +58,7 @@ TARGET = Target(
     url="https://github.com/umd-memsys/DRAMsim3",
     proof=OWN_GRAMMAR,
     proof_detail="built from source, so tests do not run it; a parser as strict as the format reads every row and compares requests, bytes,"
-    " regions, order and each execution's rows with the trace; the reader of results is tested on files that DRAMsim3 itself wrote",
+    " regions, order and each execution's rows and addresses with the trace; the reader of results is tested on files that DRAMsim3 itself wrote",
     how_to_run="mkdir FOLDER/results; dramsim3main CONFIG.ini -c CYCLES -t FOLDER/NAME.trace -o FOLDER/results; CYCLES is in the export's"
     " notes: it must be enough for num_reads_done and num_writes_done to reach the trace's. In CONFIG.ini set unified_queue = True in"
     " [system]: with separate queues DRAMsim3 waits for itself for ever once a write closely follows a read of the same address, as ops in"
@@ -114,7 +114,7 @@ def write(trace: Trace, folder: Path, options: Options) -> ExportReport:
     with (folder / files[0]).open("wb") as out:
         for block in made:
             out.write(spell(block))
-            rows.add(block.execution)
+            rows.add(block.execution, block.address)
             last_cycle = int(_cycles(block)[-1])
         out.write(SENTINEL)
     reads, writes = found.per_execution(False), found.per_execution(True)

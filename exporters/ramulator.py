@@ -50,7 +50,7 @@ TARGET = Target(
     url="https://github.com/CMU-SAFARI/ramulator2",
     proof=OWN_GRAMMAR,
     proof_detail="built from source, so tests do not run it; a parser as strict as the format reads every row and compares requests, bytes,"
-    " regions, order and each execution's rows with the trace",
+    " regions, order and each execution's rows and addresses with the trace",
     how_to_run="in a Ramulator configuration, frontend LoadStoreTrace(clock_ratio=..., path='FOLDER/NAME.trace'), or SimpleO3 with the"
     " file among its traces",
 )
@@ -129,7 +129,7 @@ def _write_load_store(out: Writer, found: Stream) -> Rows:
     rows = RowFinder(len(found.view))
     for block in found.blocks():
         out(spell(block))
-        rows.add(block.execution)
+        rows.add(block.execution, block.address)
     return rows.found(found.per_execution(False), found.per_execution(True))
 
 
@@ -143,7 +143,7 @@ def _write_simple_o3(out: Writer, found: Stream, bubbles: int) -> tuple[Rows, In
     reads, writes = found.per_execution(False), found.per_execution(True)
     rows = np.maximum(reads, writes)
     ends, begins = np.cumsum(rows), found.offsets[np.searchsorted(found.accesses.execution, np.arange(len(rows)))]
-    region_reads = np.zeros(len(found.regions), np.int64)
+    region_reads, sums = np.zeros(len(found.regions), np.int64), np.zeros(len(rows), np.uint64)
     by_address = np.argsort(found.regions.address, kind="stable")
     address = found.regions.address[by_address]
     for at in range(0, int(ends[-1]), BLOCK):
@@ -156,10 +156,11 @@ def _write_simple_o3(out: Writer, found: Stream, bubbles: int) -> tuple[Rows, In
         stores = found.at(np.where(has_write, write_at, begins[execution])).address
         loads = np.where(within < reads[execution], found.at(np.minimum(read_at, found.requests - 1)).address, stores)
         region_reads += np.bincount(by_address[np.searchsorted(address, loads, side="right") - 1], minlength=len(address))
+        np.add.at(sums, execution, loads + np.where(has_write, stores, 0))
         before = np.full(len(numbers), bubbles, np.uint64)
         out(lines([Decimal(before), Decimal(loads), Decimal(stores, has_write)]))
     first, last = np.where(rows > 0, ends - rows + 1, 0), np.where(rows > 0, ends, 0)
-    return Rows(first, last, rows, writes), region_reads
+    return Rows(first, last, rows, writes, sums), region_reads
 
 
 def _approximations(extra: int, options: Options) -> Iterator[str]:

@@ -12,7 +12,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -81,12 +80,15 @@ def stem_of(trace: Trace, name: str) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Where each execution is in a trace: `first` and `last` row, from 1; 0 for those that are in none. `reads` and `writes` in them."""
+    """Where each execution is in a trace: `first` and `last` row, from 1; 0 for those that are in none. `reads` and `writes` in them,
+    and the sum of all their addresses modulo 2**64.
+    """
 
     first: Int64
     last: Int64
     reads: Int64
     writes: Int64
+    addresses: UInt64
 
 
 class RowFinder:
@@ -95,18 +97,20 @@ class RowFinder:
     def __init__(self, executions: int) -> None:
         self.first = np.full(executions, np.iinfo(np.int64).max)
         self.last = np.zeros(executions, np.int64)
+        self.addresses = np.zeros(executions, np.uint64)
         self.rows = 0
 
-    def add(self, execution: Int64) -> None:
-        """The execution of each of some more rows."""
+    def add(self, execution: Int64, address: UInt64) -> None:
+        """The execution and the address (or the sum of both) of each of some more rows."""
         position = np.arange(self.rows + 1, self.rows + 1 + len(execution))
         np.minimum.at(self.first, execution, position)
         np.maximum.at(self.last, execution, position)
+        np.add.at(self.addresses, execution, address)
         self.rows += len(execution)
 
     def found(self, reads: Int64, writes: Int64) -> Rows:
         """Where they are; `reads` and `writes` are what each has."""
-        return Rows(np.where(self.last > 0, self.first, 0), self.last, reads, writes)
+        return Rows(np.where(self.last > 0, self.first, 0), self.last, reads, writes, self.addresses)
 
 
 def layers_of(
@@ -122,8 +126,9 @@ def layers_of(
         also = f" and {len(members) - 1} more" * (len(members) > 1)
         facts = {
             "first": rows.first[members].tolist(), "last": rows.last[members].tolist(), "reads": int(rows.reads[members].sum()),
-            "writes": int(rows.writes[members].sum()), "bytes_read": int(read[members].sum()),
-            "bytes_written": int(written[members].sum()), **{key: [column[i] for i in members] for key, column in more.items()},
+            "writes": int(rows.writes[members].sum()), "address_sum": int(rows.addresses[members].sum()),
+            "bytes_read": int(read[members].sum()), "bytes_written": int(written[members].sum()),
+            **{key: [column[i] for i in members] for key, column in more.items()},
         }  # fmt: skip
         return {"place": f"{file}:{begin}-{end}{also}", "how": how, "facts": {**facts, **common}}
 
@@ -287,11 +292,10 @@ class Checker:
         burst = np.uint64(self.burst_bytes)
         last_burst = ((regions[:, 0] + regions[:, 1] - 1) // self.burst_bytes * self.burst_bytes).astype(np.uint64)
         counts = np.zeros((2, len(begin)), np.int64)
-        marks: list[list[Mask]] = [[np.zeros(0, bool)], [np.zeros(0, bool)]]
+        sums = _Sums(self._spans())
         rows = 0
         for part in parsed:
             for side, (address, there) in enumerate(((part.read_address, part.has_read), (part.write_address, part.has_write))):
-                marks[side].append(there)
                 used = address[there]
                 region = np.searchsorted(begin // burst * burst, used, side="right") - 1
                 wrong = (used % burst != 0) | (region < 0)
@@ -301,8 +305,9 @@ class Checker:
                     self.problems.append(f"{self.file}:{row}: {int(used[wrong][0]):#x} is no burst of a region")
                 counts[side] += np.bincount(np.maximum(region, 0), minlength=len(begin))[: len(begin)]
             rows += len(part.has_read)
-        reads, writes = (np.concatenate(m) for m in marks)
-        self.facts = {"rows": rows, "reads": int(reads.sum()), "writes": int(writes.sum()), "regions": len(begin)}
+            both = np.where(part.has_read, part.read_address, 0) + np.where(part.has_write, part.write_address, 0)
+            sums.add(part.has_read, part.has_write, both)
+        self.facts = {"rows": rows, "reads": int(counts[0].sum()), "writes": int(counts[1].sum()), "regions": len(begin)}
         self.facts |= {key: sum(int(la.facts.get(key, 0)) for la in self.layers) for key in ("bytes_read", "bytes_written")}
         for key, value in self.facts.items():
             if value != self.size.get(key):
@@ -315,32 +320,69 @@ class Checker:
                     f" {regions[region, 2 + side]}"
                 )
         if not self.problems:
-            self.problems += list(self._executions(reads, writes))[:10]
+            self.problems += list(self._executions(sums, rows))[:10]
 
-    def _executions(self, reads: Mask, writes: Mask) -> Iterator[str]:
+    def _spans(self) -> NDArray[np.int64]:
+        """First and last row of every execution of every layer, as `[2, n]`.
+
+        Raises:
+            MalformedError: `export.json` does not tell them.
+        """
+        for layer in self.layers:
+            first, last = (layer.facts.get(key) for key in ("first", "last"))
+            if not isinstance(first, list) or not isinstance(last, list) or not len(first) == len(last) == len(layer.executions):
+                raise MalformedError(f"{layer.name}: export.json does not tell the rows of each of its executions")
+            if not all(type(a) is int and type(b) is int and 1 <= a <= b for a, b in zip(first, last, strict=True)):
+                raise MalformedError(f"{layer.name}: rows in export.json are no rows")
+        flat = [[row for layer in self.layers for row in layer.facts[key]] for key in ("first", "last")]
+        return np.array(flat, np.int64).reshape(2, -1)
+
+    def _executions(self, sums: _Sums, rows: int) -> Iterator[str]:
         """Layers whose executions' rows are not what `export.json` says: exactly where no other's lie between, else at least as many."""
-        spans: list[tuple[int, int]] = []
+        first, last = sums.spans
+        order = np.argsort(first, kind="stable")
+        reach = np.maximum.accumulate(last[order])
+        if len(order) and (first[order[0]] != 1 or reach[-1] != rows or np.any(first[order][1:] > reach[:-1] + 1)):
+            yield f"{self.file}: rows that belong to no execution, or executions without rows"
+            return
+        alone = np.ones(len(order), bool)
+        alone[order[1:]] &= first[order[1:]] > reach[:-1]
+        alone[order[:-1]] &= first[order[1:]] > last[order[:-1]]
+        at = 0
         for layer in self.layers:
-            try:
-                mine = list(zip(layer.facts["first"], layer.facts["last"], strict=True))
-                if len(mine) != len(layer.executions) or not all(1 <= a <= b <= len(reads) for a, b in mine):
-                    raise ValueError("rows that the file has not")
-            except (KeyError, TypeError, ValueError) as error:
-                yield f"{layer.name}: export.json says too little of it ({error})"
-                return
-            spans += mine
-        order = sorted(spans)
-        gaps = {b[0] - a[1] for a, b in pairwise(order)}
-        apart = min(gaps, default=1) > 0
-        if apart and (gaps - {1} or (order and (order[0][0], order[-1][1]) != (1, len(reads)))):
-            yield f"{self.file}: rows that belong to no execution"
-        sums = [np.concatenate([[0], np.cumsum(side)]) for side in (reads, writes)]
-        for layer in self.layers:
-            first, last = np.array(layer.facts["first"]), np.array(layer.facts["last"])
-            for name, total in zip(("reads", "writes"), sums, strict=True):
-                found, told = int((total[last] - total[first - 1]).sum()), int(layer.facts.get(name, -1))
-                if found < told or (apart and found != told):
+            mine = slice(at, at := at + len(layer.executions))
+            exact = bool(alone[mine].all())
+            for name, found in zip(("reads", "writes", "address_sum"), sums.between(mine), strict=True):
+                told = int(layer.facts.get(name, -1))
+                if (found != told and exact) or (found < told and name != "address_sum"):
                     yield f"{layer.name}: {found} {name} in its rows, in the trace {told}"
+
+
+class _Sums:
+    """Reads, writes and addresses (modulo 2**64) of spans of rows, added up while rows come by."""
+
+    def __init__(self, spans: NDArray[np.int64]) -> None:
+        """`spans` are first and last rows, from 1, as `[2, n]`."""
+        self.spans = spans
+        self.bounds = np.unique(np.concatenate([spans[0] - 1, spans[1]]))
+        self.upto = np.zeros((3, len(self.bounds)), np.uint64)
+        self.rows, self.total = 0, np.zeros(3, np.uint64)
+
+    def add(self, *columns: NDArray[Any]) -> None:
+        """Some more rows: whether each reads, whether it writes, and its address or the sum of both."""
+        count = len(columns[0])
+        if count:
+            inside = slice(*np.searchsorted(self.bounds, (self.rows, self.rows + count), side="right"))
+            for number, column in enumerate(columns):
+                sums = self.total[number] + np.cumsum(column, dtype=np.uint64)
+                self.upto[number, inside] = sums[self.bounds[inside] - self.rows - 1]
+                self.total[number] = sums[-1]
+            self.rows += count
+
+    def between(self, which: slice) -> list[int]:
+        """The three sums over some spans."""
+        begin, end = (np.searchsorted(self.bounds, row) for row in (self.spans[0, which] - 1, self.spans[1, which]))
+        return [int(sums[end].sum() - sums[begin].sum()) for sums in self.upto]
 
 
 def report_of(

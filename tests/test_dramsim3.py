@@ -240,6 +240,22 @@ def test_its_parser_finds_requests_of_another_execution(tmp_path: Path) -> None:
     assert "in its rows, in the trace" in "; ".join(DRAMSIM3.check(tmp_path / "out").problems)
 
 
+def test_its_parser_finds_addresses_that_two_executions_have_swapped(tmp_path: Path) -> None:
+    """A and B each read and write 64 bytes; B's read and A's change places: all counts stay, the sums of their addresses do not."""
+    memory = Memory()
+    given = [memory.op(name, "_Arg", [], [16]) for name in ("x", "y")]
+    for name, x in zip("AB", given, strict=True):
+        memory.op(name, "Neg", [x], [16])
+    export(DRAMSIM3, memory.build(), tmp_path / "out", timing="order")
+    file = tmp_path / "out" / "memory.trace"
+    lines = file.read_text().split("\n")
+    assert [line.split(" ")[1] for line in lines[:4]] == ["READ", "WRITE", "READ", "WRITE"]
+    first, third = (lines[i].split(" ")[0] for i in (0, 2))
+    lines[0], lines[2] = lines[0].replace(first, third), lines[2].replace(third, first)
+    file.write_text("\n".join(lines))
+    assert [p.partition(":")[2].split()[1] for p in DRAMSIM3.check(tmp_path / "out").problems] == ["address_sum"] * 2
+
+
 def test_its_parser_finds_a_changed_region_table(tmp_path: Path) -> None:
     export(DRAMSIM3, case_c20(), tmp_path / "out", timing="order")
     file = tmp_path / "out" / "memory_regions.csv"

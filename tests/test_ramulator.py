@@ -146,7 +146,7 @@ def test_its_parser_finds_what_was_changed(tmp_path: Path, old: str, new: str, p
         ("7 0 256\n", "8 0 256\n", "8 bubbles, export.json says 7"),
         ("7 0 256\n", "7 0x0 256\n", "leading zeros"),
         ("7 0 256\n", "7 0\n", "writes, export.json says"),
-        ("7 0 256\n", "7 64 256\n", ""),
+        ("7 0 256\n", "7 64 256\n", "address_sum in its rows"),
         ("7 128\n", "7 256\n", "reads of the region"),
         ("7 128\n", "7\n", "it has not 2 to 3 fields"),
     ],
@@ -157,6 +157,4 @@ def test_its_parser_of_simple_o3_finds_what_was_changed(tmp_path: Path, old: str
     text = file.read_text()
     assert old in text
     file.write_text(text.replace(old, new, 1))
-    found = "; ".join(RAMULATOR.check(tmp_path / "out").problems)
-    assert problem in found
-    assert bool(found) == bool(problem)  # a load of another burst of the same tensor is as good to a count of regions
+    assert problem in "; ".join(RAMULATOR.check(tmp_path / "out").problems)
