@@ -86,7 +86,11 @@ def random_trace(
 
 
 def slow_list_schedule(recording: Recording, workers: int, rank: Sequence[int]) -> list[int]:
-    """Starts by looking, at every nanosecond, for the ready execution of the lowest rank; all times must be whole."""
+    """Starts by looking, at every nanosecond, for the ready execution of the lowest rank; all times must be whole.
+
+    One that needs something for itself is not ready while another has it.
+    """
+    needs = [-1] * len(recording) if recording.exclusive is None else recording.exclusive.tolist()
     gap, duration = recording.gap_ns.astype(int).tolist(), recording.duration_ns.astype(int).tolist()
     body = (recording.duration_ns - recording.tail_ns).astype(int).tolist()
     picked: dict[int, int] = {}
@@ -96,7 +100,9 @@ def slow_list_schedule(recording: Recording, workers: int, rank: Sequence[int]) 
         ready = [
             i
             for i in range(len(recording))
-            if i not in picked and all(p in picked and picked[p] + gap[p] + body[p] <= now for p in recording.producers[i])
+            if i not in picked
+            and needs[i] not in {needs[h] for h in held if needs[h] >= 0}
+            and all(p in picked and picked[p] + gap[p] + body[p] <= now for p in recording.producers[i])
         ]
         if ready and len(held) < workers:
             picked[min(ready, key=lambda i: rank[i])] = now

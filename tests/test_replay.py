@@ -153,6 +153,23 @@ def test_list_schedule_equals_a_slow_one(seed: int, workers: int) -> None:
     assert replay_workers(ranked, workers).start_ns.tolist() == slow_list_schedule(ranked, workers, rank)
 
 
+@pytest.mark.parametrize("workers", [2, 3, 5])
+@pytest.mark.parametrize("seed", range(30))
+def test_what_is_needed_exclusively_is_waited_for(seed: int, workers: int) -> None:
+    rng = random.Random(seed)
+    rank = rng.sample(range(12), 12)
+    recording = random_recording(rng, 12, gaps=seed % 2 == 0, tails=seed % 3 == 0)
+    needs = np.array([rng.choice([-1, 0, 0, 1]) for _ in range(12)])
+    ranked = replace(recording, order=np.argsort(rank), exclusive=needs)
+    schedule = replay_workers(ranked, workers)
+    assert schedule.start_ns.tolist() == slow_list_schedule(ranked, workers, rank)
+    for need in (0, 1):
+        mine = np.flatnonzero(needs == need)
+        begun = schedule.start_ns[mine] - ranked.gap_ns[mine]
+        in_turn = np.lexsort((schedule.done_ns[mine], begun))
+        assert np.all(begun[in_turn[1:]] >= schedule.done_ns[mine][in_turn[:-1]])
+
+
 @pytest.mark.parametrize("workers", range(2, 9))
 @pytest.mark.parametrize("priority", [CAPTURED, CRITICAL_PATH])
 def test_list_schedule_keeps_the_bounds_its_dependencies_and_its_workers(workers: int, priority: str) -> None:

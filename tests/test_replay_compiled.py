@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import random
 import sys
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,8 @@ def test_list_schedules_are_equal_to_the_last_bit(workers: int, priority: str, m
     for seed in range(12):
         rng = random.Random(seed)
         recording = random_recording(rng, 120, gaps=seed % 2 == 0, tails=seed % 3 == 0)
+        if seed % 4 == 3:
+            recording = replace(recording, exclusive=np.array([rng.choice([-1, 0, 1]) for _ in range(120)]))
         fast, plain = both(monkeypatch, recording, *scenarios(recording, 5, seed), workers, priority)
         assert fast == plain
 
@@ -94,6 +97,7 @@ def test_the_compiled_loops_are_taken_where_numba_is_installed() -> None:
 def test_small_work_does_not_import_numba() -> None:
     code = """
 import sys
+from dataclasses import replace
 from tests.small import diamond
 from fathom_trace.whatif import parse_scenario, project
 assert project(diamond(), parse_scenario(["OpB=5"])).makespan_ns == 50_000

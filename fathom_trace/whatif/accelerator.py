@@ -15,7 +15,8 @@ the host as measured, and so do all dispatch gaps.
 
 A tensor that is read on the other side than it was made on moves once: latency + bytes / bandwidth. So does a variable that is written
 on one side and read on the other. A covered execution and a copy hold a worker of the replay: the host waits for them, as in a
-synchronous launch. On unlimited workers everything overlaps that the dependencies let overlap.
+synchronous launch. Of accelerator and link there is one each: on several workers, what needs it waits while another has it. On unlimited
+workers everything overlaps that the dependencies let overlap.
 """
 
 from __future__ import annotations

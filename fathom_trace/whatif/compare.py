@@ -88,7 +88,7 @@ def project_all(trace: Trace, scenarios: Mapping[str, Scenario], settings: Setti
                 raise ScenarioError(one_line(f"scenario '{name}': {error}")) from None
         found = estimates(base, changed, [times.limit() for times in changed])
         for name, times, three in zip(part, changed, found, strict=True):
-            notes = (*change_notes(times, base.workers), *anomaly_notes(three[1]))
+            notes = (*change_notes(times), *anomaly_notes(three[1]))
             untouched = share_of(base.recording.duration_ns, ~times.changed)
             rows.append(Compared(name, str(scenarios[name]), int(times.changed.sum()), untouched, *three, notes))
     return Comparison(base.title, base.workers, base.priority, len(base.recording), base.baseline, tuple(rows), base.notes)

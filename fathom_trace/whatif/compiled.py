@@ -192,9 +192,12 @@ def _pop_event(times: Float, codes: Int64, size: int) -> int:
 
 @compiled
 def list_makespan(
-    offsets: Int64, consumer: Int64, waits: Int64, order: Int64, gap: Float, duration: Float, body: Float, workers: int
+    offsets: Int64, consumer: Int64, waits: Int64, order: Int64, needs: Int64, gap: Float, duration: Float, body: Float, workers: int
 ) -> float:
-    """Makespan of `replay_workers`: `order` is the list, first execution first; the consumers of each execution as CSR."""
+    """Makespan of `replay_workers`: `order` is the list, first execution first; the consumers of each execution as CSR.
+
+    `needs` is `Recording.exclusive`, of length 0 where nothing is.
+    """
     count = len(order)
     rank = np.empty(count, np.int64)
     for place in range(count):
@@ -204,6 +207,9 @@ def list_makespan(
     for i in range(count):
         if left[i] == 0:
             ready_size = _push(ready, ready_size, rank[i])
+    kinds = needs.max() + 1 if len(needs) else 0
+    taken: Bool = np.zeros(kinds, np.bool_)
+    queues, queue_sizes = np.empty((kinds, count), np.int64), np.zeros(kinds, np.int64)
     free = min(workers, max(count, 1))
     times, codes, events = np.empty(2 * count), np.empty(2 * count, np.int64), 0
     has_tail: Bool = np.zeros(count, np.bool_)
@@ -212,6 +218,11 @@ def list_makespan(
         while ready_size and free:
             i = order[_pop(ready, ready_size)]
             ready_size -= 1
+            if kinds and needs[i] >= 0:
+                if taken[needs[i]]:
+                    queue_sizes[needs[i]] = _push(queues[needs[i]], queue_sizes[needs[i]], rank[i])
+                    continue
+                taken[needs[i]] = True
             free -= 1
             start = now + gap[i]
             end, done = start + body[i], start + duration[i]
@@ -231,6 +242,11 @@ def list_makespan(
             if i < 0:
                 i = ~i
                 free += 1
+                if kinds and needs[i] >= 0:
+                    taken[needs[i]] = False
+                    if queue_sizes[needs[i]]:
+                        ready_size = _push(ready, ready_size, _pop(queues[needs[i]], queue_sizes[needs[i]]))
+                        queue_sizes[needs[i]] -= 1
                 if has_tail[i]:
                     continue
             for edge in range(offsets[i], offsets[i + 1]):

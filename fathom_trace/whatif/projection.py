@@ -248,7 +248,7 @@ def project(trace: Trace, scenario: Scenario, settings: Settings | None = None) 
         unlimited=unlimited,
         ops=_op_times(base.recording, base.executed.names("op"), times),
         coincide=_coinciding(amdahl, replay, unlimited, base.workers),
-        notes=(*base.notes, *change_notes(times, base.workers), *anomaly_notes(replay)),
+        notes=(*base.notes, *change_notes(times), *anomaly_notes(replay)),
         recording=base.recording,
         times=times,
         executed=base.executed,
@@ -277,11 +277,9 @@ def workers_text(workers: int) -> str:
     return f"{workers} worker{'' if workers == 1 else 's'}"
 
 
-def change_notes(times: Times, workers: int) -> list[str]:
+def change_notes(times: Times) -> list[str]:
     """What must be known of the changes: what they rest on, and where they meet in one execution."""
     notes = [f"executions that more than one change selects, and that they change in turn: {times.overlap}"] if times.overlap else []
-    if times.transfers is not None and workers > 1:
-        notes.append(f"the replay lets the accelerator run as many executions at once as there are workers: {workers}")
     return [*notes, *times.notes]
 
 

@@ -51,6 +51,8 @@ class Recording:
     """False: no valid time in any step; taken as 0 and counted."""
     measured_spans_ns: tuple[float, ...]
     """Span of each step that the medians are over: first scheduled to last done."""
+    exclusive: Int64 | None = None
+    """What an execution needs for itself besides a worker, such as an accelerator, by number from 0; -1 for nothing; None: none does."""
 
     def __len__(self) -> int:
         return len(self.duration_ns)

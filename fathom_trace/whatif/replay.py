@@ -9,7 +9,8 @@
   ready execution of the highest priority starts; its worker is held for gap and duration. Priority `captured` takes executions by
   their measured start; `critical-path` takes first what has the longest path still ahead. One worker gives the sum. With W the sum and
   CP the longest path, max(CP, W/P) <= makespan <= W/P + (1 - 1/P) CP, and a faster op can make it *longer*. The barrier between
-  iterations is dropped.
+  iterations is dropped. What needs something for itself (`Recording.exclusive`) starts only when nothing else has it; until then others
+  of lower priority go first, and the upper bound does not hold.
 
 `makespans_ns` takes many scenarios at once, `[scenarios, executions]`, in one pass over the dependencies; one scenario runs in a plain
 loop over lists. Beyond `COMPILED_VALUES` executions x scenarios the loops are compiled by numba, if it is installed (the extra `fast`);
@@ -103,6 +104,9 @@ def replay_workers(
     consumers = recording.consumers
     start, end, done = [0.0] * len(waits), [0.0] * len(waits), [0.0] * len(waits)
     worker = [-1] * len(waits)
+    needs = [-1] * len(waits) if recording.exclusive is None else recording.exclusive.tolist()
+    taken = [False] * (max(needs, default=-1) + 1)
+    queues: list[list[int]] = [[] for _ in taken]
     ready = [ranks[i] for i, count in enumerate(waits) if count == 0]
     heapq.heapify(ready)
     free = list(range(min(workers, max(len(waits), 1))))
@@ -112,6 +116,11 @@ def replay_workers(
     while ready or events:
         while ready and free:
             i = by_rank[heapq.heappop(ready)]
+            if needs[i] >= 0:
+                if taken[needs[i]]:
+                    heapq.heappush(queues[needs[i]], ranks[i])
+                    continue
+                taken[needs[i]] = True
             worker[i] = heapq.heappop(free)
             start[i] = now + gaps[i]
             end[i] = start[i] + bodies[i]
@@ -129,6 +138,10 @@ def replay_workers(
             if i < 0:
                 i = ~i
                 heapq.heappush(free, worker[i])
+                if needs[i] >= 0:
+                    taken[needs[i]] = False
+                    if queues[needs[i]]:
+                        heapq.heappush(ready, heapq.heappop(queues[needs[i]]))
                 if end[i] < done[i]:
                     continue
             for consumer in consumers[i]:
@@ -195,12 +208,13 @@ def _compiled_makespans(
     by_producer = np.argsort(depends.producer, kind="stable")
     offsets = np.searchsorted(depends.producer[by_producer], np.arange(count + 1)).astype(np.int64)
     consumer, waits = consumers[by_producer], np.diff(depends.offsets)
+    needs = np.zeros(0, np.int64) if recording.exclusive is None else recording.exclusive
     result = np.zeros(len(duration))
     for k, (took, before) in enumerate(zip(duration, np.ascontiguousarray(gap, np.float64), strict=True)):
         body, order = recording.bodies_ns(took), recording.order
         if priority == CRITICAL_PATH:
             order = np.argsort(-fast.paths_ahead(offsets, consumer, before, took, body), kind="stable")
-        result[k] = fast.list_makespan(offsets, consumer, waits, order, before, took, body, min(workers, max(count, 1)))
+        result[k] = fast.list_makespan(offsets, consumer, waits, order, needs, before, took, body, min(workers, max(count, 1)))
     return result
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -38,7 +38,7 @@ from fathom_trace.whatif.recording import Bool, Float, Int64, Recording
 from fathom_trace.whatif.scaling import PREFIX as THREADS
 from fathom_trace.whatif.scaling import ScalingModel, Threads, parse_threads
 from fathom_trace.whatif.selection import Executed, Selection, parse_selection
-from fathom_trace.whatif.transfers import Transfers, places, with_transfers
+from fathom_trace.whatif.transfers import ON_ACCELERATOR, Transfers, places, with_transfers
 
 LEAST_FACTOR, MOST_FACTOR = 1e-6, 1e12
 """Between them a factor says something about hardware; beyond them, only infinity does."""
@@ -171,6 +171,7 @@ class Scenario:
         masks: list[Bool] = []
         notes: list[str] = []
         transfers: Transfers | None = None
+        covered: Bool | None = None
         for change in self.changes:
             if isinstance(change, Accelerate):
                 if transfers is not None:
@@ -179,14 +180,14 @@ class Scenario:
                 duration[placement.covered] = placement.time_ns[placement.covered]
                 masks.append(placement.covered)
                 notes += placement.notes
-                transfers = placement.transfers
+                transfers, covered = placement.transfers, placement.covered
                 continue
             if isinstance(change, Threads):
                 notes.append(change.note(among, duration))
             elif isinstance(change, Fuse):
                 notes.append(change.model)
             masks.append(change.apply(among, duration, gap))
-        return Times(duration, gap, tuple(masks), transfers, tuple(notes))
+        return Times(duration, gap, tuple(masks), transfers, tuple(notes), covered)
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,6 +200,8 @@ class Times:
     transfers: Transfers | None = None
     """Copies that come on top, where a change moves executions to an accelerator."""
     notes: tuple[str, ...] = ()
+    covered: NDArray[np.bool_] | None = None
+    """What runs on an accelerator, of which there is one."""
 
     @property
     def changed(self) -> Bool:
@@ -217,10 +220,15 @@ class Times:
 
     def limit(self) -> Times:
         """The same with every changed execution free; copies stay."""
-        return Times(np.where(self.changed, 0.0, self.duration_ns), self.gap_ns, self.masks, self.transfers, self.notes)
+        return replace(self, duration_ns=np.where(self.changed, 0.0, self.duration_ns))
 
     def replayed(self, recording: Recording) -> Replayed:
-        """What there is to replay: the recording with the copies as executions of their own, and the times for it."""
+        """What there is to replay: the recording with the copies as executions of their own, and the times for it.
+
+        Accelerator and link are one each: what runs there needs it for itself.
+        """
+        if self.covered is not None:
+            recording = replace(recording, exclusive=np.where(self.covered, ON_ACCELERATOR, -1).astype(np.int64))
         if self.transfers is None or not len(self.transfers):
             return Replayed(recording, self.duration_ns, self.gap_ns, np.arange(len(recording), dtype=np.int64))
         at, _ = places(len(recording), self.transfers)

@@ -132,7 +132,7 @@ def project_sweep(trace: Trace, sweep: Sweep, scenario: Scenario | None = None, 
         factors=tuple(factors),
         estimates=tuple(rows),
         baseline=base.baseline,
-        notes=(*base.notes, *change_notes(first, base.workers), *_longer_notes(factors, [replay for _, replay, _ in rows])),
+        notes=(*base.notes, *change_notes(first), *_longer_notes(factors, [replay for _, replay, _ in rows])),
     )
 
 

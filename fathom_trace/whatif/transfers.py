@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 from fathom_trace.trace import Dependencies
 from fathom_trace.whatif.recording import Float, Int64, Recording
 
+ON_ACCELERATOR, ON_LINK = 0, 1
+"""What executions need for themselves (`Recording.exclusive`)."""
+
 Kind = TypeVar("Kind", bound="np.generic[Any]")
 
 
@@ -83,4 +86,5 @@ def with_transfers(recording: Recording, transfers: Transfers) -> Recording:
         order=order.astype(np.int64),
         lane=spread(recording.lane, recording.lane[transfers.producer]),
         timed=spread(recording.timed, np.ones(new, bool)),
+        exclusive=spread(np.full(count, -1, np.int64) if recording.exclusive is None else recording.exclusive, np.full(new, ON_LINK)),
     )
