@@ -19,9 +19,18 @@ from fathom_trace.units import format_bytes, format_ns, format_share
 TOP = 10
 
 
+LARGE_ROWS = 2_000_000
+"""Executions, and execution-steps, above which `info` reads them only when it is asked to."""
+
+UNREAD_CHECKS = ("causality", "readiness", "inputs", "order of times", "references", "checksum of the file")
+
+
 @dataclass(frozen=True)
-class Summary:
-    """Counts and times of a trace. Times are medians over the steps, in ns; None where there is no such step."""
+class Overview:
+    """Counts and times of a trace that its steps and its provenance tell, without any execution.
+
+    Times are medians over the steps, in ns; None where there is no such step.
+    """
 
     file: str
     size_bytes: int
@@ -37,19 +46,11 @@ class Summary:
     span_ns: float | None
     first_run_ns: float | None
     """The very first step, a warm-up; no other figure includes it."""
-    top_ops: tuple[Row, ...]
-    first_runs: tuple[FirstRun, ...]
-    opaque_calls: tuple[str, ...]
-    """Calls that TensorFlow runs as one op and that could not be looked into: their costs are unknown."""
-    opaque_share: float | None
-    """Their share of the op time."""
-    dropped: int
-    """Executions that the capture was told not to keep, over all steps."""
+    recorded: int
+    produced: int
+    complete: bool
     is_static: bool
     """Nothing was run: the trace is what the graph alone says, without times."""
-    assumed: tuple[tuple[str, str], ...]
-    """Of a static trace: nodes whose shapes depend on data, with what was taken instead."""
-    checks: Checks
 
     @property
     def disturbance(self) -> float | None:
@@ -60,6 +61,52 @@ class Summary:
     def first_run_ratio(self) -> float | None:
         """The very first step over the usual untraced one."""
         return self.first_run_ns / self.untraced_ns if self.first_run_ns and self.untraced_ns else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {**self.__dict__, "disturbance": self.disturbance, "first_run_ratio": self.first_run_ratio}
+
+    def lines(self) -> list[tuple[str, str]]:
+        """Names and values, for people."""
+        if self.is_static:
+            return [
+                ("steps", "none: it was taken from the graph without running it, so there are no times"),
+                ("executions", f"{self.executions:,} in a step, of {self.nodes:,} nodes"),
+                *self.findings(),
+                ("file", f"{self.file}, {format_bytes(self.size_bytes)}"),
+            ]
+        traced, untraced = _text(self.traced_ns, format_ns), _text(self.untraced_ns, format_ns)
+        ratio = f" ({self.disturbance:.2f} x)" if self.disturbance else ""
+        return [
+            ("steps", f"{self.traced_steps} traced, {self.untraced_steps} untraced"),
+            ("executions", f"{self.executions:,} in a step, of {self.nodes:,} nodes" + _structures_text(self.structures)),
+            ("wall time", f"{traced} traced, {untraced} untraced{ratio}"),
+            *([("first run", format_ns(self.first_run_ns))] if self.first_run_ns else []),
+            *self.findings(),
+            ("complete", f"{'yes' if self.complete else 'NO'}: {self.recorded:,} recorded of {self.produced:,}"),
+            ("file", f"{self.file}, {format_bytes(self.size_bytes)}"),
+        ]
+
+    def findings(self) -> list[tuple[str, str]]:
+        """What was looked for in the executions, and found."""
+        return [("not checked", f"{', '.join(UNREAD_CHECKS)}: executions were not read; --full reads everything")]
+
+
+@dataclass(frozen=True)
+class Summary(Overview):
+    """Counts and times of a trace, of all that ran, and whether it is true."""
+
+    top_ops: tuple[Row, ...]
+    first_runs: tuple[FirstRun, ...]
+    opaque_calls: tuple[str, ...]
+    """Calls that TensorFlow runs as one op and that could not be looked into: their costs are unknown."""
+    opaque_share: float | None
+    """Their share of the op time."""
+    dropped: int
+    """Executions that the capture was told not to keep, over all steps."""
+    assumed: tuple[tuple[str, str], ...]
+    """Of a static trace: nodes whose shapes depend on data, with what was taken instead."""
+    checks: Checks
 
     @property
     def notes(self) -> list[str]:
@@ -80,75 +127,86 @@ class Summary:
 
     def to_dict(self) -> dict[str, Any]:
         """For `--json`."""
-        ratios = {"disturbance": self.disturbance, "first_run_ratio": self.first_run_ratio}
-        return {**self.__dict__, **ratios, "checks": self.checks.to_dict(), "notes": self.notes}
+        return {**super().to_dict(), "checks": self.checks.to_dict(), "notes": self.notes}
 
-    def lines(self) -> list[tuple[str, str]]:
-        """Names and values, for people."""
+    def findings(self) -> list[tuple[str, str]]:
+        """What the checks counted."""
         found = self.checks
         inputs = ("inputs", f"{found.unresolved_inputs} unresolved, {found.wrong_edges} contradict the graph")
         if self.is_static:
-            return [
-                ("steps", "none: it was taken from the graph without running it, so there are no times"),
-                ("executions", f"{self.executions:,} in a step, of {self.nodes:,} nodes"),
-                inputs,
-                ("file", f"{self.file}, {format_bytes(self.size_bytes)}"),
-            ]
-        traced, untraced = _text(self.traced_ns, format_ns), _text(self.untraced_ns, format_ns)
-        ratio = f" ({self.disturbance:.2f} x)" if self.disturbance else ""
+            return [inputs]
+        ready = f"({format_share(found.readiness_share)} ready)"
         return [
-            ("steps", f"{self.traced_steps} traced, {self.untraced_steps} untraced"),
-            ("executions", f"{self.executions:,} in a step, of {self.nodes:,} nodes" + _structures_text(self.structures)),
-            ("wall time", f"{traced} traced, {untraced} untraced{ratio}"),
-            *([("first run", format_ns(self.first_run_ns))] if self.first_run_ns else []),
             ("causality", f"{found.causality_violations} violations in {found.edges:,} dependencies"),
-            (
-                "readiness",
-                f"{found.readiness_violations} violations in {found.executions:,} executions ({format_share(found.readiness_share)} ready)",
-            ),
+            ("readiness", f"{found.readiness_violations} violations in {found.executions:,} executions {ready}"),
             inputs,
-            ("complete", f"{'yes' if found.complete else 'NO'}: {found.recorded:,} recorded of {found.produced:,}"),
-            ("file", f"{self.file}, {format_bytes(self.size_bytes)}"),
         ]
 
 
-def summarize(trace: Trace, file: Path) -> Summary:
-    """The summary of a trace that lies in `file`."""
+def is_large(trace: Trace) -> bool:
+    """Whether there are so many executions that `overview` is to be preferred; asks for no column."""
+    return max(len(trace.executions), len(trace.step_times)) > LARGE_ROWS
+
+
+def overview(trace: Trace, file: Path) -> Overview:
+    """What the steps and the provenance of a trace in `file` tell: of a lazily loaded trace, nothing else is read."""
+    sizes = np.diff(trace.structures.execution_offsets)
+    return Overview(**_overall(trace, file), executions=int(sizes[trace.main_structure]) if len(sizes) else 0)
+
+
+def _overall(trace: Trace, file: Path) -> dict[str, Any]:
+    """The fields of an `Overview` but for `executions`."""
     untraced = trace.steps.client_wall_ns[~trace.steps.traced]
     ran = trace.steps.structure >= 0
     traced = trace.steps.client_wall_ns[ran]
     provenance = trace.provenance
+    title = " ".join(str(provenance[k]) for k in ("workload", "mode", "preset") if provenance.get(k))
+    return {
+        "file": str(file),
+        "size_bytes": file.stat().st_size,
+        "title": title or "trace",
+        "traced_steps": len(traced),
+        "untraced_steps": len(untraced),
+        "structures": len(trace.structures),
+        "nodes": len(trace.nodes),
+        "traced_ns": _median(traced),
+        "untraced_ns": _median(untraced),
+        "span_ns": _median(trace.steps.span_ns[ran]),
+        "first_run_ns": float(provenance.get("first_run_ns") or 0) or None,
+        "recorded": int(trace.steps.recorded.sum()),
+        "produced": int(trace.steps.produced.sum()),
+        "complete": bool(trace.steps.complete.all()),
+        "is_static": bool(provenance.get("static")),
+    }
+
+
+def summarize(trace: Trace, file: Path) -> Summary:
+    """The summary of a trace that lies in `file`."""
+    provenance = trace.provenance
     table = profile(trace) if len(trace.structures) else None
     found = check(trace)
-    title = " ".join(str(provenance[k]) for k in ("workload", "mode", "preset") if provenance.get(k))
     return Summary(
-        file=str(file),
-        size_bytes=file.stat().st_size,
-        title=title or "trace",
-        traced_steps=len(traced),
-        untraced_steps=len(untraced),
-        structures=len(trace.structures),
-        nodes=len(trace.nodes),
+        **_overall(trace, file),
         executions=_main_executions(trace),
-        traced_ns=_median(traced),
-        untraced_ns=_median(untraced),
-        span_ns=_median(trace.steps.span_ns[ran]),
-        first_run_ns=float(provenance.get("first_run_ns") or 0) or None,
         top_ops=table.rows[:TOP] if table else (),
         first_runs=table.first_runs if table else (),
         opaque_calls=tuple(provenance.get("opaque_calls") or ()),
         opaque_share=_share_of(trace, provenance.get("opaque_calls") or ()),
         dropped=found.produced - found.recorded if provenance.get("max_events") else 0,
-        is_static=bool(provenance.get("static")),
         assumed=tuple(dict(provenance.get("assumed_shapes") or {}).items()),
         checks=found,
     )
 
 
+def print_overview(found: Overview) -> None:
+    """The overview as people read it."""
+    print(found.title)
+    print_pairs(found.lines(), indent="  ")
+
+
 def print_summary(summary: Summary) -> None:
     """The summary as people read it: figures, the op types that take longest, and what is wrong."""
-    print(summary.title)
-    print_pairs(summary.lines(), indent="  ")
+    print_overview(summary)
     if summary.top_ops:
         print("\nwhat would run most often" if summary.is_static else "\nwhere the time goes")
         rows = [(r.key, f"{r.count:,}", _text(r.time_ns, format_ns), _text(r.share, format_share)) for r in summary.top_ops]

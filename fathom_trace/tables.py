@@ -12,11 +12,11 @@ A column that `refers` to a table holds row numbers of it; -1 means none where t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache, cached_property
 from itertools import pairwise
-from typing import Any, ClassVar, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,7 +71,10 @@ def _fail(where: str, what: str) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Base of all tables: checks dtypes, lengths and offsets on construction; arrays become read-only."""
+    """Base of all tables: checks dtypes, lengths and offsets on construction; arrays become read-only.
+
+    A `deferred` table reads a column, and checks it, when it is first asked for.
+    """
 
     name: ClassVar[str] = ""
     row: ClassVar[str] = ""
@@ -84,37 +87,82 @@ class Table:
 
     def __post_init__(self) -> None:
         rows: int | None = None
-        ragged: dict[str, int] = {}
         for key, spec in self.columns().items():
-            given = getattr(self, key)
-            array = np.asarray(given)
-            if array.dtype != np.dtype(spec.dtype):
-                array = array.astype(spec.dtype)
-            if array.ndim != 1:
-                _fail(f"{self.name}.{key}", f"is {array.ndim}-dimensional; a column has one dimension")
-            if array.flags.writeable:
-                array = array.view()
-                array.flags.writeable = False
-            object.__setattr__(self, key, array)
-            if spec.is_offsets:
-                if len(array) == 0 or array[0] != 0 or np.any(array[1:] < array[:-1]):
-                    _fail(f"{self.name}.{key}", "offsets must begin at 0 and never fall")
-                ragged[spec.ragged] = int(array[-1])
-                length = len(array) - 1
-            elif spec.ragged:
-                if len(array) != ragged.get(spec.ragged, -1):
-                    _fail(f"{self.name}.{key}", f"has {len(array)} values, its offsets say {ragged.get(spec.ragged)}")
+            array = self._keep(key, getattr(self, key))
+            if spec.ragged and not spec.is_offsets:
                 continue
-            else:
-                length = len(array)
+            length = len(array) - int(spec.is_offsets)
             if rows is None:
                 rows = length
             elif rows != length:
                 _fail(f"{self.name}.{key}", f"has {length} rows where the table has {rows}")
-            if spec.codes and length and (array.min() < 0 or array.max() >= len(spec.codes)):
-                _fail(f"{self.name}.{key}", f"codes run from 0 to {len(spec.codes) - 1}")
+
+    @classmethod
+    def deferred(cls, rows: int, read: Callable[[Self, str], None]) -> Self:
+        """The table of `rows` rows whose columns are read when they are first asked for: `read(table, key)` is to `put` that one.
+
+        Whatever `read` raises goes to who asked for the column.
+        """
+        made = object.__new__(cls)
+        made.__dict__.update(_rows=rows, _read=read)
+        return made
+
+    if not TYPE_CHECKING:  # type checkers know the fields
+
+        def __getattr__(self, key: str) -> Array:
+            """A column of a deferred table that has not been read yet."""
+            held = self.__dict__
+            if "_read" not in held or key not in type(self).columns():
+                raise AttributeError(f"'{type(self).__name__}' has no attribute '{key}'")
+            held["_read"](self, key)
+            return held[key]
+
+    def put(self, found: Mapping[str, Array], check: Callable[[str], None]) -> None:
+        """Put columns of a deferred table in place, if they are right in themselves and `check`, called with each one's name, passes.
+
+        Raises:
+            TraceError: one is not right; or what `check` raises. Then none is in place.
+        """
+        rows = len(self)
+        try:
+            for key, values in found.items():
+                array, spec = self._keep(key, values), self.columns()[key]
+                if (spec.is_offsets or not spec.ragged) and len(array) - int(spec.is_offsets) != rows:
+                    _fail(f"{self.name}.{key}", f"has {len(array)} values where the table has {rows} rows")
+            for key in found:
+                check(key)
+        except BaseException:
+            for key in found:
+                self.__dict__.pop(key, None)
+            raise
+
+    def _keep(self, key: str, given: Any) -> Array:
+        """Make `given` the column `key`: in its dtype, read-only, and right in itself."""
+        spec = self.columns()[key]
+        array = np.asarray(given)
+        if array.dtype != np.dtype(spec.dtype):
+            array = array.astype(spec.dtype)
+        if array.ndim != 1:
+            _fail(f"{self.name}.{key}", f"is {array.ndim}-dimensional; a column has one dimension")
+        if array.flags.writeable:
+            array = array.view()
+            array.flags.writeable = False
+        object.__setattr__(self, key, array)
+        if spec.is_offsets:
+            if len(array) == 0 or array[0] != 0 or np.any(array[1:] < array[:-1]):
+                _fail(f"{self.name}.{key}", "offsets must begin at 0 and never fall")
+        elif spec.ragged:
+            expected = int(getattr(self, f"{spec.ragged}_offsets")[-1])
+            if len(array) != expected:
+                _fail(f"{self.name}.{key}", f"has {len(array)} values, its offsets say {expected}")
+        if spec.codes and len(array) and (array.min() < 0 or array.max() >= len(spec.codes)):
+            _fail(f"{self.name}.{key}", f"codes run from 0 to {len(spec.codes) - 1}")
+        return array
 
     def __len__(self) -> int:
+        deferred: int | None = self.__dict__.get("_rows")
+        if deferred is not None:
+            return deferred
         first = next(iter(self.columns().items()))
         return len(getattr(self, first[0])) - int(first[1].is_offsets)
 
@@ -459,17 +507,27 @@ TABLES: tuple[type[Table], ...] = (
 )  # fmt: skip
 
 
-def check_references(tables: dict[str, Table]) -> None:
+def check_references(tables: Mapping[str, Table]) -> None:
     """Every row number in every column exists.
 
     Raises:
         TraceError: naming the first column that points outside its table.
     """
     for table in tables.values():
-        for key, spec in table.columns().items():
-            if not spec.refers:
-                continue
-            values = cast("IntArray", getattr(table, key))
-            lowest = -1 if spec.optional else 0
-            if len(values) and (values.min() < lowest or values.max() >= len(tables[spec.refers])):
-                _fail(f"{table.name}.{key}", f"points outside {spec.refers} (0 to {len(tables[spec.refers]) - 1})")
+        for key in table.columns():
+            check_reference(tables, table, key)
+
+
+def check_reference(tables: Mapping[str, Table], table: Table, key: str) -> None:
+    """Every row number in one column exists.
+
+    Raises:
+        TraceError: it points outside its table.
+    """
+    spec = table.columns()[key]
+    if not spec.refers:
+        return
+    values = cast("IntArray", getattr(table, key))
+    lowest, rows = -1 if spec.optional else 0, len(tables[spec.refers])
+    if len(values) and (values.min() < lowest or values.max() >= rows):
+        _fail(f"{table.name}.{key}", f"points outside {spec.refers} (0 to {rows - 1})")

@@ -8,7 +8,7 @@ corrects old traces too. How the columns are laid out: `tables.py`. Whether the 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
@@ -38,6 +38,7 @@ from fathom_trace.tables import (
     Table,
     Tensors,
     Variables,
+    check_reference,
     check_references,
 )
 
@@ -46,6 +47,12 @@ if TYPE_CHECKING:
     import pandas
 
 SCHEMA_VERSION = 1
+
+_ORDERED = (
+    ("structures", "execution"), ("tensors", "execution"), ("paths", "parent"), ("frames", "parent"), ("executions", "input"),
+    ("executions", "control"),
+)  # fmt: skip
+"""Columns whose rows stand in an order, in the order in which they are looked at."""
 
 Int64 = NDArray[np.int64]
 
@@ -94,8 +101,33 @@ class Trace:
 
     def __post_init__(self) -> None:
         check_references(self.tables())
-        self._check_structures()
-        self._check_order()
+        for table, key in _ORDERED:
+            self._check_rows(table, key)
+        self._check_sizes()
+
+    @classmethod
+    def deferred(cls, tables: Callable[[Self], Mapping[str, Table]], provenance: Mapping[str, Any]) -> Self:
+        """A trace whose tables read their columns when first asked for; they call its `check_column` with each one that they read.
+
+        Of what holds of a trace, only that the rows of `executions` and `step_times` are those of its steps is checked at once.
+        """
+        made = object.__new__(cls)
+        made.__dict__.update(tables(made), provenance=provenance)
+        made._check_sizes()
+        return made
+
+    def check_column(self, table: str, key: str) -> None:
+        """Check what the other tables ask of one column: what a whole trace is checked for when it is made.
+
+        Raises:
+            TraceError: it contradicts them.
+        """
+        check_reference(self.tables(), getattr(self, table), key)
+        self._check_rows(table, key)
+
+    def _check_sizes(self) -> None:
+        if len(self.structures) and int(self.structures.execution_offsets[-1]) != len(self.executions):
+            raise TraceError("trace is damaged: structures.execution must list every execution once, in order")
         expected = int(np.sum(self._step_lengths()))
         if len(self.step_times) != expected:
             raise TraceError(
@@ -379,32 +411,37 @@ class Trace:
 
     # --- validation -----------------------------------------------------------------------------------------------------------
 
-    def _check_structures(self) -> None:
-        if not np.array_equal(self.structures.execution, np.arange(len(self.executions))):
-            raise TraceError("trace is damaged: structures.execution must list every execution once, in order")
-        if len(self.tensors) and np.any(np.diff(self.tensors.execution) < 0):
-            raise TraceError("trace is damaged: tensors must be ordered by execution")
-        for table in (self.paths, self.frames):
-            if np.any(table.parent >= np.arange(len(table))):
-                raise TraceError(f"trace is damaged: {table.name}.parent must precede its children")
+    def _check_rows(self, table: str, key: str) -> None:
+        """What order the rows of some columns have (`_ORDERED`); dependencies form a DAG, since the stored order is topological."""
+        if (table, key) == ("structures", "execution"):
+            if not np.array_equal(self.structures.execution, np.arange(len(self.executions))):
+                raise TraceError("trace is damaged: structures.execution must list every execution once, in order")
+        elif (table, key) == ("tensors", "execution"):
+            if np.any(self.tensors.execution[1:] < self.tensors.execution[:-1]):
+                raise TraceError("trace is damaged: tensors must be ordered by execution")
+        elif (table, key) in (("paths", "parent"), ("frames", "parent")):
+            parent = (self.paths if table == "paths" else self.frames).parent
+            if np.any(parent >= np.arange(len(parent))):
+                raise TraceError(f"trace is damaged: {table}.parent must precede its children")
+        elif (table, key) == ("executions", "input"):
+            ex = self.executions
+            self._check_order(key, ex.input_offsets, self.tensors.execution[ex.input] if len(ex.input) else ex.input)
+        elif (table, key) == ("executions", "control"):
+            self._check_order(key, self.executions.control_offsets, self.executions.control)
 
-    def _check_order(self) -> None:
-        """Dependencies form a DAG: the stored order is topological, and no edge leaves its structure."""
+    def _check_order(self, what: str, bounds: NDArray[Any], producer: NDArray[Any]) -> None:
+        """No dependency points forward or leaves its structure."""
         ex = self.executions
-        for what, bounds, producer in (
-            ("input", ex.input_offsets, self.tensors.execution[ex.input] if len(ex.input) else ex.input),
-            ("control", ex.control_offsets, ex.control),
-        ):
-            consumer = np.repeat(np.arange(len(ex)), np.diff(bounds))
-            wrong = np.flatnonzero(producer >= consumer)
-            if len(wrong):
-                row, before = int(consumer[wrong[0]]), int(producer[wrong[0]])
-                raise TraceError(
-                    f"trace is damaged: executions.{what}: execution {row} ({self.node_names[int(ex.node[row])]}) depends on"
-                    f" execution {before}, which does not precede it"
-                )
-            if len(consumer) and np.any(self.execution_structure[producer] != self.execution_structure[consumer]):
-                raise TraceError(f"trace is damaged: executions.{what}: a dependency leaves its structure")
+        consumer = np.repeat(np.arange(len(ex)), np.diff(bounds))
+        wrong = np.flatnonzero(producer >= consumer)
+        if len(wrong):
+            row, before = int(consumer[wrong[0]]), int(producer[wrong[0]])
+            raise TraceError(
+                f"trace is damaged: executions.{what}: execution {row} ({self.node_names[int(ex.node[row])]}) depends on"
+                f" execution {before}, which does not precede it"
+            )
+        if len(consumer) and np.any(self.execution_structure[producer] != self.execution_structure[consumer]):
+            raise TraceError(f"trace is damaged: executions.{what}: a dependency leaves its structure")
 
     def __iter__(self) -> Iterator[Any]:
         raise TypeError("a Trace is not iterable; see its tables, for example trace.executions")

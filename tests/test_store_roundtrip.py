@@ -137,7 +137,13 @@ def test_rows_of_times_stand_execution_by_execution() -> None:
     structures = t.Structures(execution_offsets=[0, 2, 3], execution=[0, 1, 2])
     columns = {key: np.zeros(4, spec.dtype) for key, spec in t.Steps.columns().items()}
     steps = t.Steps(**columns | {"structure": np.array([0, 1, -1, 0])})
-    assert by_execution(structures, steps, 5).tolist() == [0, 3, 1, 4, 2]
+    stored, column = np.full(5, -1), np.full(5, -1)
+    for block in by_execution(structures, steps, 5):
+        block.store(np.arange(5), stored)
+    assert stored.tolist() == [0, 3, 1, 4, 2]
+    for block in by_execution(structures, steps, 5):
+        block.restore(stored, column)
+    assert column.tolist() == [0, 1, 2, 3, 4]
     with pytest.raises(TraceError, match="step_times has 6 rows where its steps have 5 executions"):
         by_execution(structures, steps, 6)
 

@@ -1,4 +1,8 @@
-"""Say what a trace holds, how it came about and whether it is sound."""
+"""Say what a trace holds, how it came about and whether it is sound.
+
+Of a trace with more than two million executions, or execution-steps, only its steps are read, and what was not checked is said; --full
+reads and checks all of it.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +15,14 @@ EXAMPLES = (
     "fathom-trace info vgg-training.h5",
     "fathom-trace info vgg-training.h5 --json",
     "fathom-trace info vgg-training.h5 --layer 'fc*'",
+    "fathom-trace info speech-training.h5 --full",
 )
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add_trace(parser)
+    parser.add_argument("--full", action="store_true", help="read and check everything, however large the trace is")
     add_json(parser)
     add_selection(parser)
 
@@ -24,19 +30,22 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print provenance, counts and checks."""
     from fathom_trace.store import load
-    from fathom_trace.summary import print_summary, summarize
+    from fathom_trace.summary import UNREAD_CHECKS, Summary, is_large, overview, print_overview, print_summary, summarize
     from fathom_trace.terminal import plain, print_json, print_pairs
 
     file = Path(arguments.file)
     choice = choice_of(arguments)
-    trace, part = selected(load(file), choice)
-    summary = summarize(trace, file)
+    trace = load(file, lazy=True)
+    is_whole = arguments.full or bool(choice) or not is_large(trace)
+    trace, part = selected(load(file), choice) if is_whole else (trace, None)
+    summary = summarize(trace, file) if is_whole else overview(trace, file)
     sizes = {name: len(table) for name, table in trace.tables().items() if len(table)}
     if arguments.json:
         selection = {"selection": part.to_dict()} if part else {}
-        print_json({**summary.to_dict(), **selection, "provenance": trace.provenance, "tables": sizes})
+        unread = {} if is_whole else {"not_checked": UNREAD_CHECKS}
+        print_json({**summary.to_dict(), **unread, **selection, "provenance": trace.provenance, "tables": sizes})
     else:
-        print_summary(summary)
+        print_summary(summary) if isinstance(summary, Summary) else print_overview(summary)
         if part:
             print(f"selected {part}")
         print("\nprovenance")

@@ -36,6 +36,9 @@ class Format(Protocol):
     def read(self, path: Path) -> Trace:
         """The trace in a file."""
 
+    def read_lazily(self, path: Path) -> Trace:
+        """The same, with columns read when they are first asked for, if the format allows."""
+
 
 def save(trace: Trace, path: PathLike, force: bool = False) -> None:
     """Write `trace` to `path`.
@@ -53,8 +56,12 @@ def save(trace: Trace, path: PathLike, force: bool = False) -> None:
     module.write(trace, destination, force)
 
 
-def load(path: PathLike) -> Trace:
-    """The trace in the file `path`.
+def load(path: PathLike, lazy: bool = False) -> Trace:
+    """The trace in the file `path`, checked throughout.
+
+    With `lazy`, a column of an HDF5 file is read when it is first asked for, and the file stays open as long as the trace exists. All that
+    is promised of what is read holds then too, but what is never asked for is never looked at, and whoever asks for a column may meet
+    the `TraceFileError` that loading the whole would have ended in. Protobuf files are read as a whole either way.
 
     Raises:
         TraceFileError: the file is missing, unreadable, of another format, too new, unfinished or damaged.
@@ -62,8 +69,9 @@ def load(path: PathLike) -> Trace:
     source = Path(path)
     if source.name.endswith(PARTIAL):
         raise TraceFileError(f"{source} is an unfinished trace, left by a program that was stopped while writing it; capture it again")
+    module = format_of(source)
     try:
-        return format_of(source).read(source)
+        return module.read_lazily(source) if lazy else module.read(source)
     except TraceError as error:
         raise TraceFileError(f"{source}: {error}") from None
     except MemoryError:

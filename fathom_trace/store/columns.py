@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -147,8 +148,42 @@ def fit(column: StoredColumn, values: Array) -> Array:
     return values.astype(dtype, copy=False)
 
 
-def by_execution(structures: Structures, steps: Steps, rows: int) -> NDArray[np.int64]:
-    """The `rows` rows of `step_times` execution by execution: the first of every step that ran it, then the second, and so on.
+@dataclass(frozen=True)
+class Block:
+    """Rows of `step_times` that files hold together: those of one structure's executions in all steps that ran it.
+
+    In a file they are the rows from `stored` on, `executions` x steps, execution by execution; in the column step by step, each step's
+    from one of `begins` on.
+    """
+
+    stored: int
+    executions: int
+    begins: tuple[int, ...]
+
+    def _are_consecutive(self) -> bool:
+        return all(b - a == self.executions for a, b in pairwise(self.begins))
+
+    def store(self, column: Array, stored: Array) -> None:
+        """Copy the block's rows from a column to where the file has them."""
+        there = stored[self.stored : self.stored + self.executions * len(self.begins)].reshape(self.executions, -1)
+        if self._are_consecutive():
+            there[:] = column[self.begins[0] : self.begins[-1] + self.executions].reshape(-1, self.executions).T
+            return
+        for k, begin in enumerate(self.begins):
+            there[:, k] = column[begin : begin + self.executions]
+
+    def restore(self, stored: Array, column: Array) -> None:
+        """Copy the block's rows from where the file has them to the column."""
+        there = stored[self.stored : self.stored + self.executions * len(self.begins)].reshape(self.executions, -1)
+        if self._are_consecutive():
+            column[self.begins[0] : self.begins[-1] + self.executions].reshape(-1, self.executions)[:] = there.T
+            return
+        for k, begin in enumerate(self.begins):
+            column[begin : begin + self.executions] = there[:, k]
+
+
+def by_execution(structures: Structures, steps: Steps, rows: int) -> list[Block]:
+    """How files hold the `rows` rows of `step_times`: execution by execution, the first of every step that ran it, then the second, ...
 
     Times of one execution resemble each other from step to step, so in this order they deflate better: a training step of VGG by 7%.
 
@@ -158,12 +193,19 @@ def by_execution(structures: Structures, steps: Steps, rows: int) -> NDArray[np.
     ran = steps.structure[steps.structure >= 0].astype(np.int64)
     if len(ran) and int(ran.max()) >= len(structures):
         raise TraceError("trace is damaged: steps.structure: points outside structures")
-    begins, lengths = structures.execution_offsets[ran], np.diff(structures.execution_offsets)[ran]
+    lengths = np.diff(structures.execution_offsets)[ran]
     if int(lengths.sum()) != rows:
         raise TraceError(f"trace is damaged: step_times has {rows} rows where its steps have {int(lengths.sum())} executions")
-    ends = np.cumsum(lengths)
-    executions = np.arange(rows) + np.repeat(begins - (ends - lengths), lengths)
-    return np.argsort(executions, kind="stable")
+    begins = np.cumsum(lengths) - lengths
+    order = np.argsort(ran, kind="stable")
+    blocks: list[Block] = []
+    stored = 0
+    for members in np.split(order, np.flatnonzero(np.diff(ran[order])) + 1) if len(ran) else ():
+        executions = int(lengths[members[0]])
+        if executions:
+            blocks.append(Block(stored, executions, tuple(begins[members].tolist())))
+            stored += executions * len(members)
+    return blocks
 
 
 def narrowest(values: Array) -> Array:
@@ -190,9 +232,18 @@ def assemble(tables: Iterable[Table], provenance: bytes) -> Trace:
         TraceError: the parts contradict each other, or a text is not what it should be.
     """
     named: dict[str, Any] = {table.name: table for table in tables}
-    trace = Trace(**named, provenance=_json_object(provenance, PROVENANCE))
+    trace = Trace(**named, provenance=read_provenance(provenance))
     check_texts(trace)
     return trace
+
+
+def read_provenance(text: bytes) -> dict[str, Any]:
+    """The provenance that `provenance_text` made.
+
+    Raises:
+        TraceError: it is no JSON object.
+    """
+    return _json_object(text, PROVENANCE)
 
 
 def check_texts(trace: Trace) -> None:
@@ -201,11 +252,20 @@ def check_texts(trace: Trace) -> None:
     Raises:
         TraceError: a text is not.
     """
-    texts = trace.strings.values
     for table in (trace.nodes, trace.source_nodes):
-        for row in np.unique(table.attributes).tolist():
-            if texts[row]:
-                _json_object(texts[row], f"{table.name}.attributes")
+        check_attributes(trace, table.name)
+
+
+def check_attributes(trace: Trace, table: str) -> None:
+    """The attributes of `nodes` or `source_nodes` are JSON objects.
+
+    Raises:
+        TraceError: one is not.
+    """
+    texts = trace.strings.values
+    for row in np.unique(trace.tables()[table].attributes).tolist():  # type: ignore[attr-defined]
+        if texts[row]:
+            _json_object(texts[row], f"{table}.attributes")
 
 
 def _json_object(text: str | bytes, where: str) -> dict[str, Any]:

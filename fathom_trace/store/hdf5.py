@@ -9,29 +9,35 @@ links, decompresses by itself with a limit, and believes no size before it has c
 from __future__ import annotations
 
 import io
+import os
 import struct
+import weakref
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import h5py
 import numpy as np
 
-from fathom_trace.errors import TraceFileError, one_line
+from fathom_trace.errors import TraceError, TraceFileError, one_line
 from fathom_trace.store.columns import (
     FORMAT,
     PROVENANCE,
     VERSION,
+    Block,
     StoredColumn,
     assemble,
     by_execution,
+    check_attributes,
     decode,
     encode,
     fit,
     narrowest,
     provenance_text,
+    read_provenance,
     stored_columns,
 )
 from fathom_trace.store.files import reading, replacing
@@ -73,22 +79,33 @@ def read(path: Path) -> Trace:
         TraceError: its parts contradict each other; `store.load` adds the file's name.
     """
     with reading(path) as file:
-        size = _check_seal(file, path)
-        with _damage(path), h5py.File(path, "r", locking=False) as opened:
-            root = opened.id
-            check_marker(h5py.h5g.open(root, b"/"), path)
-            reader = Reader(path, size)
-            found = {PROVENANCE: reader.dataset(root, PROVENANCE)}
-            for table in TABLES:
-                group = reader.group(root, table.name)
-                if group is not None:
-                    found |= {c.path: reader.dataset(group, c.key, c) for c in stored_columns(table).values()}
-                    reader.check_rows(table, found)
+        source = Source.open(path, path, _check_seal(file, path))
+        with closing(source.file):
             tables: dict[str, Table] = {}
             for table in TABLES:
-                tables[table.name] = _table(table, reader, found, tables)
-            provenance = reader.values(found[PROVENANCE]).tobytes()
-        return assemble(tables.values(), provenance)
+                tables[table.name] = _table(table, source, tables)
+            return assemble(tables.values(), source.provenance())
+
+
+def read_lazily(path: Path) -> Trace:
+    """The trace in a file, its columns read, and checked, when they are first asked for. The file stays open as long as the trace exists.
+
+    Checked at once are the mark, the version, what all columns declare (types, sizes, storage), the size under the seal, and what of
+    `Trace.deferred`. The seal's CRC is not: HDF5's own checksums and deflate's see to what is read.
+
+    Raises:
+        TraceFileError: it is missing, foreign, too new or damaged. Columns that are read later may raise it too.
+        TraceError: its parts contradict each other; `store.load` adds the file's name.
+    """
+    with reading(path) as file:
+        size = _check_seal(file, path, with_content=False)
+        # open until the trace is gone, and not by its name: HDF5 takes a file that it has open for the one that has its name now
+        handle = open(os.dup(file.fileno()), "rb", buffering=0)  # noqa: SIM115
+    with _closed_on_failure(handle):
+        source = Source.open(path, handle, size)
+        weakref.finalize(source, handle.close)
+        provenance = read_provenance(source.provenance())
+        return Trace.deferred(lambda trace: _OnDemand(source, trace).tables(), provenance)
 
 
 # --- writing ------------------------------------------------------------------------------------------------------------------------
@@ -131,11 +148,14 @@ def _without_times(kind: Any) -> Any:
 def _put_table(group: Any, table: Table, trace: Trace, level: int) -> None:
     """Write the columns of one table."""
     stored = encode(type(table), {key: getattr(table, key) for key in table.columns()})
-    if isinstance(table, StepTimes):
-        order = by_execution(trace.structures, trace.steps, len(table))
-        stored = {key: values[order] for key, values in stored.items()}
+    blocks = by_execution(trace.structures, trace.steps, len(table)) if isinstance(table, StepTimes) else None
     for key, column in stored_columns(type(table)).items():
-        _describe(_put(group, key, narrowest(stored[key]), level), column)
+        values = narrowest(stored.pop(key))
+        if blocks is not None:
+            given, values = values, np.empty_like(values)
+            for block in blocks:
+                block.store(given, values)
+        _describe(_put(group, key, values, level), column)
 
 
 def _put(group: Any, name: str, values: Array, level: int) -> Any:
@@ -172,27 +192,121 @@ def _decoded_bytes(trace: Trace) -> int:
 # --- reading ------------------------------------------------------------------------------------------------------------------------
 
 
-def _table(table: type[Table], reader: Reader, found: dict[str, Dataset], before: dict[str, Table]) -> Table:
+@dataclass
+class Source:
+    """The open file of a trace, looked at but not read. It stays open as long as something refers to this."""
+
+    path: Path
+    reader: Reader
+    file: Any
+    found: dict[str, Dataset]
+
+    @classmethod
+    def open(cls, path: Path, opened: Path | BinaryIO, size: int) -> Source:
+        """Look at everything that the file declares; `opened` is its name, or the file itself.
+
+        Raises:
+            TraceFileError: it is foreign, too new or damaged.
+        """
+        with _damage(path), _closed_on_failure(_opened(opened)) as file:
+            root = file.id
+            check_marker(h5py.h5g.open(root, b"/"), path)
+            reader = Reader(path, size)
+            found = {PROVENANCE: reader.dataset(root, PROVENANCE)}
+            for table in TABLES:
+                group = reader.group(root, table.name)
+                if group is not None:
+                    found |= {c.path: reader.dataset(group, c.key, c) for c in stored_columns(table).values()}
+                    reader.check_rows(table, found)
+            return cls(path, reader, file, found)
+
+    def rows(self, table: type[Table]) -> int:
+        """How many rows a table declares."""
+        first = next(iter(stored_columns(table).values()))
+        return self.found[first.path].rows - int(first.spec.is_offsets) if first.path in self.found else 0
+
+    def provenance(self) -> bytes:
+        """The provenance as the file holds it."""
+        with _damage(self.path):
+            return self.reader.values(self.found[PROVENANCE]).tobytes()
+
+    def columns(self, table: type[Table], keys: Iterable[str], blocks: Sequence[Block] | None) -> dict[str, Array]:
+        """Some columns of a table, which must be all that are stored as differences of each other; `blocks` are of `step_times`.
+
+        Raises:
+            TraceFileError: they are damaged.
+            TraceError: values do not fit their columns, or each other.
+        """
+        columns = stored_columns(table)
+        with _damage(self.path):
+            stored = {key: self.reader.values(self.found[columns[key].path]) for key in keys}
+        if blocks is not None:
+            stored = {key: _restored(values, blocks) for key, values in stored.items()}
+        return {key: fit(columns[key], values) for key, values in decode(table, stored).items()}
+
+
+def _table(table: type[Table], source: Source, before: dict[str, Table]) -> Table:
     """One table; `before` holds those that stand before it in a file."""
-    columns = stored_columns(table)
-    if not any(c.path in found for c in columns.values()):
+    if not any(c.path in source.found for c in stored_columns(table).values()):
         return table.empty()
-    stored = {key: reader.values(found[c.path]) for key, c in columns.items()}
-    structures, steps = before.get(Structures.name), before.get(Steps.name)
+    structures, steps, blocks = before.get(Structures.name), before.get(Steps.name), None
     if table is StepTimes and isinstance(structures, Structures) and isinstance(steps, Steps):
-        order = by_execution(structures, steps, len(next(iter(stored.values()))))
-        stored = {key: _scattered(values, order) for key, values in stored.items()}
-    return table(**{key: fit(columns[key], values) for key, values in decode(table, stored).items()})
+        blocks = by_execution(structures, steps, source.rows(table))
+    return table(**source.columns(table, stored_columns(table), blocks))
 
 
-def _scattered(values: Array, order: Array) -> Array:
-    result = np.empty_like(values)
-    result[order] = values
+class _OnDemand:
+    """Makes the tables of a trace in `source`, whose columns are read, and checked, when they are first asked for."""
+
+    def __init__(self, source: Source, trace: Trace) -> None:
+        self.source, self.trace = source, trace
+
+    def tables(self) -> dict[str, Table]:
+        """All of them."""
+        rows = {table: self.source.rows(table) for table in TABLES}
+        return {table.name: table.deferred(count, self.read) if count else table.empty() for table, count in rows.items()}
+
+    def read(self, table: Table, key: str) -> None:
+        """Put a column of `table` in place, and those that it is stored as a difference of.
+
+        Raises:
+            TraceFileError: it is damaged, contradicts another, or is too large for this machine.
+        """
+        columns = stored_columns(type(table))
+        together = [k for k, c in columns.items() if c.difference is not None] if columns[key].difference else [key]
+        try:
+            blocks = by_execution(self.trace.structures, self.trace.steps, len(table)) if isinstance(table, StepTimes) else None
+            table.put(self.source.columns(type(table), together, blocks), lambda k: self._check(table, k))
+        except TraceError as error:
+            raise TraceFileError(f"{self.source.path}: {error}") from None
+        except MemoryError:
+            raise TraceFileError(f"{self.source.path} needs more memory than there is; use a larger machine") from None
+
+    def _check(self, table: Table, key: str) -> None:
+        self.trace.check_column(table.name, key)
+        if key == "attributes":
+            check_attributes(self.trace, table.name)
+        columns = stored_columns(type(table))
+        if columns[key].spec.is_offsets:
+            self._check_end(int(getattr(table, key)[-1]), [c for c in columns.values() if c.spec.ragged == columns[key].spec.ragged])
+
+    def _check_end(self, end: int, columns: Iterable[StoredColumn]) -> None:
+        """Offsets end where the values that they are of end: told from what the file declares, without reading the values."""
+        for column in columns:
+            held = self.source.found[column.path].rows
+            if not column.spec.is_offsets and held != end:
+                raise TraceError(f"trace is damaged: {column.table}.{column.key}: has {held} values, its offsets say {end}")
+
+
+def _restored(stored: Array, blocks: Sequence[Block]) -> Array:
+    result = np.empty_like(stored)
+    for block in blocks:
+        block.restore(stored, result)
     return result
 
 
-def _check_seal(file: BinaryIO, path: Path) -> int:
-    """The file's size, after comparing its bytes with the CRC-32 at its end, if it has one."""
+def _check_seal(file: BinaryIO, path: Path, with_content: bool = True) -> int:
+    """The file's size, after comparing it, and its bytes `with_content`, with the size and CRC-32 at its end, if it has them."""
     head = file.read(len(SIGNATURE))
     if head != SIGNATURE:
         what = "is empty" if not head else "is not an HDF5 file"
@@ -204,6 +318,10 @@ def _check_seal(file: BinaryIO, path: Path) -> int:
     magic, sealed, checksum = _SEAL.unpack(file.read(_SEAL.size))
     if magic != SEAL_MAGIC:
         return size
+    if not with_content:
+        if sealed != size - _SEAL.size:
+            raise TraceFileError(f"{path} is damaged: its size does not match its seal; use a copy, or capture again")
+        return size
     file.seek(0)
     left, found = size - _SEAL.size, 0
     while left and (block := file.read(min(left, _BLOCK_BYTES))):
@@ -212,6 +330,20 @@ def _check_seal(file: BinaryIO, path: Path) -> int:
     if sealed != size - _SEAL.size or found != checksum:
         raise TraceFileError(f"{path} is damaged: its content does not match its checksum; use a copy, or capture again")
     return size
+
+
+def _opened(file: Path | BinaryIO) -> h5py.File:
+    return h5py.File(file, "r", locking=False) if isinstance(file, Path) else h5py.File(file, "r")
+
+
+@contextmanager
+def _closed_on_failure(file: Any) -> Iterator[Any]:
+    """An open file that is closed when the block fails, and stays open when it does not."""
+    try:
+        yield file
+    except BaseException:
+        file.close()
+        raise
 
 
 @contextmanager

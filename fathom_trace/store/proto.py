@@ -88,6 +88,11 @@ def read(path: Path) -> Trace:
     return assemble((_joined(tables[name], parts) for name, parts in found.items()), provenance)
 
 
+def read_lazily(path: Path) -> Trace:
+    """The same as `read`: columns do not stand together in this format."""
+    return read(path)
+
+
 # --- writing ------------------------------------------------------------------------------------------------------------------------
 
 
