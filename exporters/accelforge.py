@@ -216,7 +216,7 @@ def _exported(work: Work, einsum: Einsum, group: Sequence[Layer], place: str) ->
         time_ns=work.time_ns(executions),
         count=einsum.instances,
         note=f"{node}{f' and {others} more' if others else ''}: {nest}",
-        facts={"nest": nest.to_json(), "einsum": einsum.name, "tensors": tensors},
+        facts={"nest": nest.to_json(), "tensors": tensors},
     )
 
 
@@ -469,7 +469,7 @@ def check(folder: Path) -> CheckReport:
     for name in sorted(expected):
         einsums = _parse(folder / name, problems)
         written = [layer for layer in layer_map if layer.place.partition(":")[0] == name]
-        if [einsum.name for einsum in einsums] != [layer.facts.get("einsum") for layer in written]:
+        if [einsum.name for einsum in einsums] != [layer.name for layer in written]:
             problems.append(f"{name} holds other einsums than export.json lists, or in another order")
             continue
         for einsum, layer in zip(einsums, written, strict=True):
@@ -535,6 +535,8 @@ def _differences(einsum: Einsum, layer: ExportedLayer) -> Iterable[str]:
     try:
         nest: LoopNest = nest_from_json(layer.facts["nest"])
         tensors = {operand: dict(values) for operand, values in layer.facts["tensors"].items()}
+        if not (type(layer.count) is type(layer.macs) is int):
+            raise TypeError("a count is no whole number")
     except (KeyError, TypeError, AttributeError, ValueError, TraceError) as error:
         yield f"export.json says too little of it ({type(error).__name__}: {error})"
         return
@@ -543,9 +545,8 @@ def _differences(einsum: Einsum, layer: ExportedLayer) -> Iterable[str]:
         yield f"its rank variables {', '.join(einsum.bounds)} are not the loops {', '.join(stated.loops)}"
         return
     loops = dict(zip(stated.loops, einsum.bounds.items(), strict=True))
-    for loop, size in stated.loops.items():
-        if loops[loop][1] != size:
-            yield f"{loop} is {loops[loop][1]}, the trace has {size}"
+    wrong = {loop: size for loop, size in stated.loops.items() if loops[loop][1] != size}
+    yield from (f"{loop} is {loops[loop][1]}, the trace has {size}" for loop, size in wrong.items())
     macs = einsum.computes * einsum.instances
     if macs != layer.macs or einsum.instances != layer.count:
         yield f"{macs} MACs in {einsum.instances} runs in the file, {layer.macs} in {layer.count} in the trace"
@@ -556,6 +557,8 @@ def _differences(einsum: Einsum, layer: ExportedLayer) -> Iterable[str]:
         )
         if list(written.indices.items()) not in (list(wanted.items()), list(flipped.items())):
             yield f"{access.operand} is indexed by {_text(written.indices)}, the trace has {_text(wanted)}"
+            continue
+        if wrong:
             continue
         expected = operand_elements(nest)[access.operand]
         stated_facts = tensors.get(access.operand, {})
@@ -630,7 +633,7 @@ def read_results(path: Path, layer_map: list[ExportedLayer], cycle_ns: float) ->
         if name in latencies:
             raise ExportError(f"{file}: line {number} names {name} again; give one mapping's latencies")
         latencies[name] = value
-    known = {str(layer.facts["einsum"]): layer for layer in layer_map}
+    known = {layer.name: layer for layer in layer_map}
     foreign, missing = sorted(set(latencies) - set(known)), sorted(set(known) - set(latencies))
     if foreign:
         raise ExportError(f"{file} names the einsum {foreign[0]}, which the export does not have; the file is of another export")

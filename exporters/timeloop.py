@@ -1,6 +1,6 @@
 """Timeloop problems: one file per distinct layer, forward or backward, each with the number of times it ran.
 
-Target: Timeloop, https://github.com/NVlabs/timeloop, problem format version 0.4 as its `problem-shape.cpp` and `workload.cpp` read it. A
+Target: Timeloop, https://github.com/NVlabs/timeloop, problem format 0.4 as its `problem-shape.cpp` and `workload.cpp` read it. A
 problem is a shape (dimensions of one letter, data spaces as sums of dimensions times coefficients) and an instance (the extent of every
 dimension, the value of every coefficient). Timeloop passes over a key that it does not know, so nothing may be misspelt.
 
@@ -292,10 +292,11 @@ def check(folder: Path) -> CheckReport:
         problem = _parse(folder / layer.place, problems)
         if problem is None:
             continue
-        problems += [f"{layer.place}: {text}" for text in _differences(problem, layer)]
+        different = [f"{layer.place}: {text}" for text in _differences(problem, layer)]
+        problems += different
         facts["problems"] += 1
-        facts["runs"] += layer.count
-        facts["macs"] += problem.macs * layer.count
+        facts["runs"] += 0 if different else layer.count
+        facts["macs"] += 0 if different else problem.macs * layer.count
     return CheckReport(tuple(sorted(on_disk)), facts, tuple(problems))
 
 
@@ -365,6 +366,8 @@ def _differences(problem: Problem, layer: ExportedLayer) -> Iterable[str]:
     try:
         nest: LoopNest = nest_from_json(layer.facts["nest"])
         stated_facts = {operand: dict(values) for operand, values in layer.facts["operands"].items()}
+        if not (type(layer.count) is type(layer.macs) is int):
+            raise TypeError("a count is no whole number")
     except (KeyError, TypeError, AttributeError, ValueError, TraceError) as error:
         yield f"export.json says too little of it ({type(error).__name__}: {error})"
         return
@@ -373,9 +376,8 @@ def _differences(problem: Problem, layer: ExportedLayer) -> Iterable[str]:
     if set(letters.values()) != set(problem.dimensions):
         yield f"its dimensions {', '.join(problem.dimensions)} are not the loops {', '.join(stated.loops)}"
         return
-    for loop, size in stated.loops.items():
-        if problem.instance[letters[loop]] != size:
-            yield f"{loop} ({letters[loop]}) is {problem.instance[letters[loop]]}, the trace has {size}"
+    wrong = {loop: size for loop, size in stated.loops.items() if problem.instance[letters[loop]] != size}
+    yield from (f"{loop} ({letters[loop]}) is {problem.instance[letters[loop]]}, the trace has {size}" for loop, size in wrong.items())
     if problem.macs * layer.count != layer.macs:
         yield f"{problem.macs} MACs in the file, {layer.count} times, {layer.macs} in the trace"
     for space, access in zip(SPACES, stated.accesses, strict=True):
@@ -383,6 +385,8 @@ def _differences(problem: Problem, layer: ExportedLayer) -> Iterable[str]:
         found = [frozenset(index) for index in problem.indices(space)]
         if sorted(found, key=sorted) != sorted(wanted.values(), key=sorted):
             yield f"{space} ({access.operand}) is indexed by {_text(found)}, the trace has {_text(wanted.values())}"
+            continue
+        if wrong:
             continue
         expected = operand_elements(nest)[access.operand]
         listed = stated_facts.get(access.operand, {}).get("elements")

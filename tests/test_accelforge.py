@@ -110,6 +110,29 @@ def test_products(tmp_path: Path) -> None:
     ]
 
 
+def test_channels_first_gives_the_same_einsum(tmp_path: Path) -> None:
+    """C17 with unequal sides: in [3, 4, 9, 8] NCHW and its NHWC twin; 3 * 7 * 7 * 8 * 4 * 3 * 2 MACs."""
+    first = export(convolution([3, 4, 9, 8], [3, 2, 4, 8], [3, 8, 7, 7], data_format="NCHW"), tmp_path / "first")
+    last = export(convolution([3, 9, 8, 4], [3, 2, 4, 8], [3, 7, 7, 8], data_format="NHWC"), tmp_path / "last")
+    assert einsums(tmp_path / "first") == einsums(tmp_path / "last")
+    assert first.layers[0].macs == last.layers[0].macs == 3 * 49 * 8 * 24
+
+
+def test_faults_of_other_converters(tmp_path: Path) -> None:
+    """The stride is the attribute, not 9 // 5; a batch is in the rows only; [197, 768] x [768, 3072] contracts 768."""
+    program = Program()
+    program.convolution("strided", [1, 9, 9, 1], [1, 1, 1, 1], [1, 5, 5, 1], strides=[1, 2, 2, 1])
+    program.product("dense", [197, 768], [768, 3072], [197, 3072])
+    program.product("batched", [8, 7, 4], [4, 5], [8, 7, 5], "BatchMatMulV2")
+    report = export(program.trace(), tmp_path)
+    strided, dense, batched = einsums(tmp_path)
+    assert projections(strided)[0][1]["H"] == "2*oy_0 + fy_0"
+    assert set(dense["iteration_space_shape"]) == {"0 <= m_1 < 197", "0 <= n_1 < 3072", "0 <= k_1 < 768"}
+    assert set(batched["iteration_space_shape"]) == {"0 <= b0_2 < 8", "0 <= m_2 < 7", "0 <= n_2 < 5", "0 <= k_2 < 4"}
+    assert projections(batched)[1] == ("batched_right", {"Row": "k_2", "Column": "n_2"})
+    assert [layer.macs for layer in report.layers] == [25, 464_781_312, 8 * 140]
+
+
 def test_gradients_write_what_they_compute(tmp_path: Path) -> None:
     """B12: 3x3 stride 2 of [3, 9, 9, 4] to 4x4x8: 13,824 MACs each, and the image of the input gradient is the written tensor."""
     program = Program()
@@ -319,7 +342,8 @@ def small() -> Trace:
         ("export.json", '"macs": 140', '"macs": 141', "140 MACs in 1 runs in the file, 141 in 1 in the trace"),
         ("export.json", '"elements": 324', '"elements": 325', "has 324 elements, the trace 324, export.json 325"),
         ("export.json", '"role": "gemm"', '"role": "gemmm"', "export.json says too little of it"),
-        ("export.json", '"einsum": "two"', '"einsum": "three"', "holds other einsums than export.json lists"),
+        ("export.json", '"name": "two"', '"name": "three"', "holds other einsums than export.json lists"),
+        ("export.json", '"count": 1', '"count": "1"', "export.json says too little of it (TypeError: a count is no whole number)"),
     ],
 )  # fmt: skip
 def test_check_finds(tmp_path: Path, file: str, old: str, new: str, problem: str) -> None:
@@ -408,6 +432,13 @@ def test_results_must_be_there(tmp_path: Path) -> None:
 # --- the real program -------------------------------------------------------------------------------------------------------------
 
 
+VGG16 = [
+    (224, 3, 64), (224, 64, 64), (112, 64, 128), (112, 128, 128), (56, 128, 256), (56, 256, 256), (56, 256, 256),
+    (28, 256, 512), (28, 512, 512), (28, 512, 512), (14, 512, 512), (14, 512, 512), (14, 512, 512),
+]  # fmt: skip
+"""Simonyan and Zisserman 2014, table 1, configuration D: side of the map, channels in, filters; all 3x3, stride 1, padded by 1."""
+
+
 def published() -> tuple[Trace, list[int]]:
     """Layers whose MACs are known from elsewhere, and these."""
     program = Program()
@@ -417,15 +448,24 @@ def published() -> tuple[Trace, list[int]]:
     program.product("gemm", [128, 512], [512, 64], [128, 64])
     program.product("heads", [12, 197, 64], [12, 64, 197], [12, 197, 197], "BatchMatMulV2")
     program.convolution("grouped", [1, 27, 27, 96], [5, 5, 48, 256], [1, 27, 27, 256], padding="SAME")
-    return program.trace(), [86_704_128, 105_415_200, 3_612_672, 4_194_304, 29_805_312, 223_948_800]
+    macs = [86_704_128, 105_415_200, 3_612_672, 4_194_304, 29_805_312, 223_948_800]
+    for i, (side, channels, filters) in enumerate(VGG16):
+        program.convolution(
+            f"vgg16/{i}", [1, side, side, channels], [3, 3, channels, filters], [1, side, side, filters], padding="SAME"
+        )
+        macs.append(side * side * filters * 9 * channels)
+    return program.trace(), macs
 
 
 @pytest.mark.simulator
 def test_accelforge_agrees_with_published_layers(tmp_path: Path) -> None:
+    """Among them VGG-16, which is 15.35 G; with the padding dropped it would be 13.88 G."""
     trace, macs = published()
     export(trace, tmp_path)
     found = read(tmp_path, "test.yaml")["test.yaml"]
     assert [einsum["computes"] for einsum in found["einsums"].values()] == macs
+    vgg16 = sum(einsum["computes"] for name, einsum in found["einsums"].items() if name.startswith("vgg16"))
+    assert vgg16 == 15_346_630_656
     assert [prod(einsum["bounds"].values()) for einsum in found["einsums"].values()] == macs
     assert found["tensors"]["vgg_conv1_1_input"] == {"size": 226 * 226 * 3, "shape": {"B": 1, "C": 3, "H": 226, "W": 226}}
     assert found["tensors"]["alexnet_conv1_input"]["shape"] == {"B": 1, "C": 3, "H": 227, "W": 227}

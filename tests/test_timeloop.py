@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,13 @@ CNN_LAYER: Any = {
     ],
 }
 """problem-shapes/cnn_layer.yaml of Timeloop, every coefficient 1 unless the instance says otherwise."""
+
+
+VGG16 = [
+    (224, 3, 64), (224, 64, 64), (112, 64, 128), (112, 128, 128), (56, 128, 256), (56, 256, 256), (56, 256, 256),
+    (28, 256, 512), (28, 512, 512), (28, 512, 512), (14, 512, 512), (14, 512, 512), (14, 512, 512),
+]  # fmt: skip
+"""Simonyan and Zisserman 2014, table 1, configuration D: side of the map, channels in, filters; all 3x3, stride 1, padded by 1."""
 
 
 def export(trace: Trace, folder: Path, **settings: str) -> ExportReport:
@@ -140,6 +148,40 @@ def test_products(tmp_path: Path) -> None:
     assert [layer.macs for layer in report.layers] == [120, 840, 29_805_312]
     touched, _ = run(tmp_path / report.files[1])
     assert (touched.macs, touched.elements) == (840, {"Inputs": 2 * 7 * 4, "Weights": 3 * 4 * 5, "Outputs": 6 * 7 * 5})
+
+
+def test_faults_of_other_converters(tmp_path: Path) -> None:
+    """C17: channels first is the same problem. The stride is the attribute, not 9 // 5; a batch is a dimension, in the rows only;
+    [197, 768] x [768, 3072] contracts 768; a branch that never ran is no problem."""
+    first = export(convolution([3, 4, 9, 8], [3, 2, 4, 8], [3, 8, 7, 7], data_format="NCHW"), tmp_path / "first")
+    last = export(convolution([3, 9, 8, 4], [3, 2, 4, 8], [3, 7, 7, 8], data_format="NHWC"), tmp_path / "last")
+    assert instance(tmp_path / "first", first) == instance(tmp_path / "last", last)
+    assert first.layers[0].macs == 3 * 49 * 8 * 24
+    program = Program()
+    program.convolution("strided", [1, 9, 9, 1], [1, 1, 1, 1], [1, 5, 5, 1], strides=[1, 2, 2, 1])
+    program.product("dense", [197, 768], [768, 3072], [197, 3072])
+    program.product("batched", [8, 7, 4], [4, 5], [8, 7, 5], "BatchMatMulV2")
+    program.builder.node("auxiliary/MatMul", "MatMul")
+    report = export(program.trace(), tmp_path / "more")
+    strided, dense, batched = (instance(tmp_path / "more", report, i) for i in range(3))
+    assert (strided["Wstride"], strided["Hstride"], strided["P"], strided["Q"]) == (2, 2, 5, 5)
+    assert dense == {"M": 197, "N": 3072, "K": 768}
+    assert batched == {"B": 8, "M": 7, "N": 5, "K": 4}
+    assert run(tmp_path / "more" / report.files[2])[0].elements == {"Inputs": 8 * 28, "Weights": 20, "Outputs": 8 * 35}
+
+
+def test_padding_is_not_dropped(tmp_path: Path) -> None:
+    """VGG-16's convolutions, each distinct one with its count: 15.35 G MACs; without their padding it would be 13.88 G."""
+    program = Program()
+    for i, (side, channels, filters) in enumerate(VGG16):
+        program.convolution(f"c{i}", [1, side, side, channels], [3, 3, channels, filters], [1, side, side, filters], padding="SAME")
+    report = export(program.trace(), tmp_path)
+    total = 0
+    for number, layer in enumerate(report.layers):
+        values = instance(tmp_path, report, number)
+        total += prod(values[d] for d in CNN_LAYER["dimensions"]) * layer.count
+    assert total == 15_346_630_656
+    assert len(report.layers) == 9
 
 
 def test_gradients_write_what_they_compute(tmp_path: Path) -> None:
@@ -285,6 +327,7 @@ def small() -> Trace:
         ("layer2_m.yaml", "    name: gemm", "    name: cnn_layer", "cnn_layer is a shape that Timeloop has already"),
         ("export.json", '"macs": 140', '"macs": 141', "140 MACs in the file, 1 times, 141 in the trace"),
         ("export.json", '"role": "gemm"', '"role": "gemmm"', "export.json says too little of it"),
+        ("export.json", '"count": 1', '"count": "1"', "export.json says too little of it (TypeError: a count is no whole number)"),
         ("export.json", '"elements": 288', '"elements": 298', "has 288 elements, the trace 288, export.json 298"),
     ],
 )  # fmt: skip

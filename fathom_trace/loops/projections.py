@@ -67,6 +67,8 @@ def operand_elements(nest: LoopNest) -> dict[str, int]:
 
 def distinct(index: Index, loops: Mapping[str, int]) -> int:
     """Distinct values that a sum of loops takes."""
+    if len(index) == 1:
+        return loops[index[0][0]]
     return _distinct(tuple((loops[loop], coefficient) for loop, coefficient in index))
 
 
