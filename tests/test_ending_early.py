@@ -122,7 +122,15 @@ def test_what_sigterm_does_elsewhere_stays(tmp_path: Path) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-IMPORTED = ("fathom_trace.cli", "argparse", "fathom_trace.arguments", "fathom_trace.commands.info", "fathom_trace.store", "numpy", "h5py")
+IMPORTED = (
+    "fathom_trace.cli",
+    "argparse",
+    "fathom_trace.arguments",
+    "fathom_trace.commands.info",
+    "fathom_trace.store",
+    "numpy",
+    "h5py",
+)
 
 
 @pytest.mark.parametrize("module", IMPORTED)
