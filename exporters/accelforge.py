@@ -535,8 +535,6 @@ def _differences(einsum: Einsum, layer: ExportedLayer) -> Iterable[str]:
     try:
         nest: LoopNest = nest_from_json(layer.facts["nest"])
         tensors = {operand: dict(values) for operand, values in layer.facts["tensors"].items()}
-        if not (type(layer.count) is type(layer.macs) is int):
-            raise TypeError("a count is no whole number")
     except (KeyError, TypeError, AttributeError, ValueError, TraceError) as error:
         yield f"export.json says too little of it ({type(error).__name__}: {error})"
         return
@@ -567,6 +565,9 @@ def _differences(einsum: Einsum, layer: ExportedLayer) -> Iterable[str]:
             yield f"{access.operand} has {einsum.elements(written)} elements, the trace {expected}, export.json {listed}"
         if (written.tensor, written.bits) != (stated_facts.get("tensor"), stated_facts.get("bits")):
             yield f"{access.operand} is {written.tensor} with {written.bits} bits, export.json says otherwise"
+    listed = tensors.get("input", {}).get("elements_without_padding")
+    if isinstance(nest, ConvolutionNest) and listed != nest.input_elements_read:
+        yield f"the input has {nest.input_elements_read} elements without padding, export.json says {listed}"
 
 
 def _text(indices: Mapping[str, Index]) -> str:

@@ -366,13 +366,13 @@ def _differences(problem: Problem, layer: ExportedLayer) -> Iterable[str]:
     try:
         nest: LoopNest = nest_from_json(layer.facts["nest"])
         stated_facts = {operand: dict(values) for operand, values in layer.facts["operands"].items()}
-        if not (type(layer.count) is type(layer.macs) is int):
-            raise TypeError("a count is no whole number")
     except (KeyError, TypeError, AttributeError, ValueError, TraceError) as error:
         yield f"export.json says too little of it ({type(error).__name__}: {error})"
         return
     stated = statement(nest)
     letters = {loop: "K" if problem.shape == CNN_LAYER and loop == "filter" else _letter(loop, nest) for loop in stated.loops}
+    if problem.shape not in (CNN_LAYER, _shape_name(nest)):
+        yield f"its shape is called {problem.shape}, not {_shape_name(nest)}"
     if set(letters.values()) != set(problem.dimensions):
         yield f"its dimensions {', '.join(problem.dimensions)} are not the loops {', '.join(stated.loops)}"
         return
@@ -392,6 +392,9 @@ def _differences(problem: Problem, layer: ExportedLayer) -> Iterable[str]:
         listed = stated_facts.get(access.operand, {}).get("elements")
         if not problem.elements(space) == expected == listed:
             yield f"{space} ({access.operand}) has {problem.elements(space)} elements, the trace {expected}, export.json {listed}"
+    listed = stated_facts.get("input", {}).get("elements_without_padding")
+    if isinstance(nest, ConvolutionNest) and listed != nest.input_elements_read:
+        yield f"the input has {nest.input_elements_read} elements without padding, export.json says {listed}"
 
 
 def _text(indices: Iterable[Iterable[tuple[str, int]]]) -> str:

@@ -171,6 +171,31 @@ def read_layer_map(folder: Path) -> list[ExportedLayer]:
     """
     rows: Sequence[Mapping[str, Any]] = read_report(folder)["layers"]
     try:
-        return [ExportedLayer(**{**row, "executions": tuple(row["executions"])}) for row in rows]
+        return [_checked(ExportedLayer(**{**row, "executions": tuple(row["executions"])})) for row in rows]
     except (KeyError, TypeError) as error:
         raise ExportError(f"{folder / REPORT_NAME} is not an export report ({one_line(error)}); export again") from None
+
+
+def _checked(layer: ExportedLayer) -> ExportedLayer:
+    """The same layer.
+
+    Raises:
+        TypeError: a field of it is of another type than an exporter writes.
+    """
+    texts = layer.name, layer.place, layer.how, layer.note
+    whole = layer.macs, layer.count, *layer.executions
+    if any(type(text) is not str for text in texts) or any(type(number) is not int for number in whole):
+        raise TypeError(f"layer {layer.name!r} has fields of the wrong type")
+    if type(layer.time_ns) not in (int, float) or not isinstance(layer.facts, dict):
+        raise TypeError(f"layer {layer.name!r} has fields of the wrong type")
+    return layer
+
+
+def unique_name(name: str, taken: set[str]) -> str:
+    """`name`, or with the first number from 2 that makes it one that is not taken; it is taken from then on."""
+    result, number = name, 1
+    while result in taken:
+        number += 1
+        result = f"{name}_{number}"
+    taken.add(result)
+    return result

@@ -342,8 +342,8 @@ def small() -> Trace:
         ("export.json", '"macs": 140', '"macs": 141', "140 MACs in 1 runs in the file, 141 in 1 in the trace"),
         ("export.json", '"elements": 324', '"elements": 325', "has 324 elements, the trace 324, export.json 325"),
         ("export.json", '"role": "gemm"', '"role": "gemmm"', "export.json says too little of it"),
+        ("export.json", '"elements_without_padding": 324', '"elements_without_padding": 323', "324 elements without padding"),
         ("export.json", '"name": "two"', '"name": "three"', "holds other einsums than export.json lists"),
-        ("export.json", '"count": 1', '"count": "1"', "export.json says too little of it (TypeError: a count is no whole number)"),
     ],
 )  # fmt: skip
 def test_check_finds(tmp_path: Path, file: str, old: str, new: str, problem: str) -> None:
@@ -364,6 +364,18 @@ def test_check_finds_missing_and_foreign_files(tmp_path: Path) -> None:
     shutil.copy(tmp_path / "foreign" / "test.yaml", tmp_path / "foreign" / "other.yaml")
     assert ACCELFORGE.check(tmp_path / "foreign").problems == ("other.yaml is not in export.json",)
     with pytest.raises(ExportError, match="does not exist"):
+        ACCELFORGE.check(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [('"count": 1', '"count": "1"'), ('"place": "test', '"place": 7, "x": "test'), ('"executions": [', '"executions": [0.5,')],
+)
+def test_a_damaged_report_is_one_clear_error(tmp_path: Path, change: tuple[str, str]) -> None:
+    export(small(), tmp_path)
+    path = tmp_path / "export.json"
+    path.write_text(path.read_text().replace(*change, 1))
+    with pytest.raises(ExportError, match=r"export\.json is not an export report \(.*\); export again"):
         ACCELFORGE.check(tmp_path)
 
 

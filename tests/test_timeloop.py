@@ -327,7 +327,8 @@ def small() -> Trace:
         ("layer2_m.yaml", "    name: gemm", "    name: cnn_layer", "cnn_layer is a shape that Timeloop has already"),
         ("export.json", '"macs": 140', '"macs": 141', "140 MACs in the file, 1 times, 141 in the trace"),
         ("export.json", '"role": "gemm"', '"role": "gemmm"', "export.json says too little of it"),
-        ("export.json", '"count": 1', '"count": "1"', "export.json says too little of it (TypeError: a count is no whole number)"),
+        ("export.json", '"elements_without_padding": 324', '"elements_without_padding": 323', "324 elements without padding"),
+        ("layer2_m.yaml", "    name: gemm", "    name: germ", "its shape is called germ, not gemm"),
         ("export.json", '"elements": 288', '"elements": 298', "has 288 elements, the trace 288, export.json 298"),
     ],
 )  # fmt: skip
