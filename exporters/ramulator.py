@@ -2,8 +2,8 @@
 
 Target: Ramulator 2.1, https://github.com/CMU-SAFARI/ramulator2. `frontend=load_store` writes a LoadStoreTrace: rows `LD 0xADDRESS` and
 `ST 0xADDRESS`, without times; Ramulator sends the next row as soon as it can, replays a trace again and again, and ends once as many
-requests were sent as the trace has rows, without waiting for the last of them. `padding` rows that load the lowest address can follow, so
-that what precedes them is worked off.
+requests were sent as the trace has rows, without waiting for the last of them. `padding` rows that load the lowest address can follow,
+so that the reads before them are answered; a controller may still keep its last writes.
 
 `frontend=simple_o3` writes the trace of a SimpleO3 core: rows `bubbles load [store]` in decimal, where `bubbles` instructions that access
 no memory precede each row. A store only comes with a load: the k-th write of an execution is in the row of its k-th read; where it has
@@ -50,7 +50,8 @@ TARGET = Target(
     url="https://github.com/CMU-SAFARI/ramulator2",
     proof=OWN_GRAMMAR,
     proof_detail="built from source, so tests do not run it; a parser as strict as the format reads every row and compares requests, bytes,"
-    " regions, order and each execution's rows and addresses with the trace",
+    " regions, order and each execution's rows and addresses with the trace; by hand, Ramulator at commit c5b1c3a"
+    " was given both dialects, and sent as many reads and writes of a LoadStoreTrace as it has",
     how_to_run="in a Ramulator configuration, frontend LoadStoreTrace(clock_ratio=..., path='FOLDER/NAME.trace'), or SimpleO3 with the"
     " file among its traces",
 )
@@ -72,7 +73,9 @@ class Options:
     step: str = option(MEDIAN, STEP_DOC)
     frontend: str = option(LOAD_STORE, "Ramulator's front end that reads the trace", choices=(LOAD_STORE, SIMPLE_O3))
     bubbles: int = option(0, "with simple_o3: instructions without memory access before each load")
-    padding: int = option(0, "with load_store: rows behind the trace that load the lowest address, so that all else is worked off")
+    padding: int = option(
+        0, "with load_store: rows behind the trace that load the lowest address, so that all reads before are answered"
+    )
     burst_bytes: int = option(64, BURST_DOC)
     placement: str = option(COMPACT, PLACEMENT_DOC, choices=(COMPACT, REPORTED))
     max_requests: int = option(MAX_REQUESTS, MAX_REQUESTS_DOC)
@@ -173,7 +176,7 @@ def _approximations(extra: int, options: Options) -> Iterator[str]:
 
 def _notes(options: Options) -> Iterator[str]:
     if options.frontend == LOAD_STORE and not options.padding:
-        yield "Ramulator ends when the last request is sent, before it is done; --set padding=N adds N loads behind it"
+        yield "Ramulator ends when the last request is sent, before it is done; --set padding=N adds N loads (64 fill its queue twice)"
     elif options.padding:
         yield f"the last {options.padding} rows are padding, and belong to no execution"
 
