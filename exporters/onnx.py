@@ -31,7 +31,7 @@ from google.protobuf.message import DecodeError
 
 from fathom_trace import wire
 from fathom_trace.errors import ExportError, TraceError, one_line
-from fathom_trace.exporter import TARGET_RAN, CheckReport, ExportedLayer, ExportReport, Skipped, Target, read_layer_map
+from fathom_trace.exporter import TARGET_RAN, CheckReport, ExportedLayer, ExportReport, Skipped, Target, read_layer_map, unique_name
 from fathom_trace.generated import onnx_model_pb2 as schema
 from fathom_trace.loops import (
     Axis,
@@ -283,7 +283,7 @@ def write(trace: Trace, folder: Path, options: Options) -> ExportReport:
 
 def _groups(work: Work, options: Options) -> tuple[list[_Group], list[Skipped]]:
     groups: dict[Any, _Group] = {}
-    refused: dict[tuple[str, str], list[Layer]] = defaultdict(list)
+    refused: dict[str, list[Layer]] = defaultdict(list)
     for number, members in enumerate(work.groups):
         first = members[0]
         spelled = spell(first.nest, options.input_gradient)
@@ -293,21 +293,11 @@ def _groups(work: Work, options: Options) -> tuple[list[_Group], list[Skipped]]:
             if dtype not in allowed:
                 spelled = f"{spelled.operator} of {dtype} is not in ONNX; --set dtype=float32 would write it as that"
         if isinstance(spelled, str):
-            refused[work.trace.node_ops[int(work.trace.executions.node[first.execution])], spelled] += members
+            refused[spelled] += members
             continue
         key = (spelled.operator, spelled.operands, tuple(spelled.attributes.items()), dtype, len(first.executions))
         groups.setdefault(key if options.unique else number, _Group(spelled, dtype, [])).layers.extend(members)
-    skipped = [
-        Skipped(
-            op=op,
-            reason=reason,
-            executions=sum(len(layer.executions) for layer in members),
-            macs=sum(layer.nest.macs for layer in members),
-            time_ns=work.time_ns(e for layer in members for e in layer.executions),
-        )
-        for (op, reason), members in refused.items()
-    ]
-    return list(groups.values()), skipped
+    return list(groups.values()), work.refusals(refused)
 
 
 def _dtype(work: Work, layer: Layer, options: Options) -> str:
@@ -329,13 +319,14 @@ class _Model:
         self.nodes: list[tuple[str, Sequence[str], str]] = []
         self.linked, self.unlinked, self.several = 0, 0, 0
         self.outside_bytes = 0
-        self._taken: set[str] = set()
+        taken: set[str] = set()
         self._given: dict[tuple[int, _Tensor], str] = {}
         sources = operand_sources(work)
         made: dict[int, str] = {}
         for group in groups:
             first = group.layers[0]
-            name = self._unique(re.sub(r"[^A-Za-z0-9_]", "_", work.node_name((first,))) or "layer")
+            name = unique_name(re.sub(r"[^A-Za-z0-9_]", "_", work.node_name((first,))) or "layer", taken)
+            self.names.append(name)
             rows = operand_tensors(work, first)
             operands = []
             for operand, kind, shape in group.spelled.operands:
@@ -346,15 +337,6 @@ class _Model:
             self.tensors[result] = _Tensor(group.spelled.result[1], group.dtype, group.spelled.result[0])
             self.nodes.append((name, operands, result))
             made.update((layer.execution, result) for layer in group.layers)
-
-    def _unique(self, name: str) -> str:
-        result, number = name, 1
-        while result in self._taken:
-            number += 1
-            result = f"{name}_{number}"
-        self._taken.add(result)
-        self.names.append(result)
-        return result
 
     def parts(self) -> list[list[int]]:
         """The nodes by model such that each model has one output: a node joins those that read it if these are all in one model."""

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from fathom_trace.errors import ExportError, OptionError, TraceError
-from fathom_trace.exporter import TARGET_RAN, CheckReport, ExportedLayer, ExportReport, Target, read_layer_map
+from fathom_trace.exporter import TARGET_RAN, CheckReport, ExportedLayer, ExportReport, Target, read_layer_map, unique_name
 from fathom_trace.loops import ConvolutionNest, Layer, LoopNest, Work, find_work, nest_from_json
 from fathom_trace.loops.nests import FILTER_GRAD, FORWARD
 from fathom_trace.options import option
@@ -270,9 +270,9 @@ def _spell_all(
     for row, group in rows:
         lines, nest, node = text.setdefault(row.file, [HEADERS[row.file]]), group[0].nest, work.node_name(tuple(group))
         first_line, first_id = len(lines) + 1, simulated[row.file]
-        name = _unique("DP_" * row.depthwise + clean_name(node), taken)
+        name = unique_name("DP_" * row.depthwise + clean_name(node), taken)
         part = "group" if isinstance(nest, ConvolutionNest) else "batch entry"
-        names = [name] if row.lines == 1 else [_unique(f"{name}_{part[0]}{i}", taken) for i in range(row.lines)]
+        names = [name] if row.lines == 1 else [unique_name(f"{name}_{part[0]}{i}", taken) for i in range(row.lines)]
         lines += [",".join([line_name, *map(str, row.values), ""]) for line_name in names]
         simulated[row.file] += row.simulated
         executions = sorted(e for layer in group for e in layer.executions)
@@ -302,15 +302,6 @@ def _spell_all(
 def clean_name(name: str) -> str:
     """`name` as a row may carry it: letters, digits and underscores, without the `DP` that marks depthwise rows."""
     return re.sub(r"D(?=P)", "D_", re.sub(r"[^A-Za-z0-9_]", "_", name)) or "layer"
-
-
-def _unique(name: str, taken: set[str]) -> str:
-    result, number = name, 1
-    while result in taken:
-        number += 1
-        result = f"{name}_{number}"
-    taken.add(result)
-    return result
 
 
 def configuration(run_name: str, rows: Sequence[Row], options: Options) -> str:

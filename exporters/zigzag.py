@@ -31,7 +31,7 @@ import yaml
 
 from fathom_trace.builder import ITEM_BYTES
 from fathom_trace.errors import ExportError, OptionError, TraceError, one_line
-from fathom_trace.exporter import TARGET_RAN, CheckReport, ExportedLayer, ExportReport, Skipped, Target, read_layer_map
+from fathom_trace.exporter import TARGET_RAN, CheckReport, ExportedLayer, ExportReport, Skipped, Target, read_layer_map, unique_name
 from fathom_trace.loops import (
     ConvolutionNest,
     GemmNest,
@@ -254,7 +254,7 @@ def write(trace: Trace, folder: Path, options: Options) -> ExportReport:
         origin = {letter: _number(sources[operand], numbers, number) for letter, operand in group.spelled.operands.items()}
         shared += any(s is not None and not s.sole for s in sources.values())
         node = work.node_name((first,))
-        name = _unique(re.sub(r"[^A-Za-z0-9_]", "_", node) or "layer", taken)
+        name = unique_name(re.sub(r"[^A-Za-z0-9_]", "_", node) or "layer", taken)
         begin = len(lines) + 1
         lines += group.spelled.lines(number, name, group.precision, origin)
         nodes = len({work.node_name((layer,)) for layer in group.layers})
@@ -290,12 +290,12 @@ def write(trace: Trace, folder: Path, options: Options) -> ExportReport:
 
 def _groups(work: Work, options: Options) -> tuple[list[_Group], list[Skipped]]:
     groups: dict[Any, _Group] = {}
-    refused: dict[tuple[str, str], list[Layer]] = defaultdict(list)
+    refused: dict[str, list[Layer]] = defaultdict(list)
     for number, members in enumerate(work.groups):
         first = members[0]
         spelled = spell(first.nest)
         if isinstance(spelled, str):
-            refused[work.trace.node_ops[int(work.trace.executions.node[first.execution])], spelled] += members
+            refused[spelled] += members
             continue
         precision = _precision(work, first, spelled, options)
         key: Any = number
@@ -303,17 +303,7 @@ def _groups(work: Work, options: Options) -> tuple[list[_Group], list[Skipped]]:
             written = "\n".join(spelled.lines(0, "", precision, {}))
             key = (written, len(first.executions))
         groups.setdefault(key, _Group(spelled, precision, [])).layers.extend(members)
-    skipped = [
-        Skipped(
-            op=op,
-            reason=reason,
-            executions=sum(len(layer.executions) for layer in members),
-            macs=sum(layer.nest.macs for layer in members),
-            time_ns=work.time_ns(e for layer in members for e in layer.executions),
-        )
-        for (op, reason), members in refused.items()
-    ]
-    return list(groups.values()), skipped
+    return list(groups.values()), work.refusals(refused)
 
 
 def _precision(work: Work, layer: Layer, spelled: Spelled, options: Options) -> dict[str, int]:
@@ -335,15 +325,6 @@ def _number(source: Source | None, numbers: Mapping[int, int], own: int) -> int:
     """Id of the layer that an operand comes from; its own id where that is none that stands before it."""
     number = own if source is None else numbers.get(source.execution, own)
     return number if number < own else own
-
-
-def _unique(name: str, taken: set[str]) -> str:
-    result, number = name, 1
-    while result in taken:
-        number += 1
-        result = f"{name}_{number}"
-    taken.add(result)
-    return result
 
 
 def _approximations(groups: Sequence[_Group], work: Work, options: Options, shared: int) -> Iterable[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,6 +38,23 @@ class Work:
     def time_ns(self, executions: Iterable[int]) -> float:
         """Sum of the durations of executions, in ns."""
         return float(self.durations_ns[np.array(list(executions), np.int64) - self.trace.structure_rows(self.structure).start].sum())
+
+    def refusals(self, refused: Mapping[str, Iterable[Layer]]) -> list[Skipped]:
+        """Layers that a format cannot say, by reason, as a report lists them: one line an op type and reason."""
+        found: dict[tuple[str, str], list[Layer]] = defaultdict(list)
+        for reason, members in refused.items():
+            for layer in members:
+                found[self.trace.node_ops[int(self.trace.executions.node[layer.execution])], reason].append(layer)
+        return [
+            Skipped(
+                op=op,
+                reason=reason,
+                executions=sum(len(layer.executions) for layer in members),
+                macs=sum(layer.nest.macs for layer in members),
+                time_ns=self.time_ns(e for layer in members for e in layer.executions),
+            )
+            for (op, reason), members in found.items()
+        ]
 
     def verify(self, report: ExportReport) -> None:
         """Check that a report accounts for every execution, all time and all MACs of the structure.
