@@ -5,13 +5,15 @@
 One capture a row. Post-processing is everything between TensorFlow's step statistics and the finished file: reading the records, finding
 iterations and dependencies, assembling the tables, writing. Reading alone is a plain loop over the same messages, run right before, that
 only looks at each record's name, four times and output shapes. Both are CPU time of this process; the executions are those of all traced
-steps. Peak memory beyond that of the step itself: what the process holds at most while it assembles, less what it held before, beside the
-size of the finished trace in memory.
+steps. Peak memory is what post-processing holds at most beyond what the process held when TensorFlow handed over the step, its
+RunMetadata included: what earlier steps left behind and what the present one adds. It is beside the size of the finished trace in memory,
+of which it may be four times (on steps of a few MB, Python's own blocks of memory count more than what is in them).
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import tempfile
 import time
 from collections.abc import Callable
@@ -66,10 +68,32 @@ def size_of(trace: Trace) -> int:
     return sum(int(getattr(table, key).nbytes) for table in trace.tables().values() for key in table.columns())
 
 
-def resident_bytes() -> int:
-    """Memory that this process holds now."""
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    return pages * 4096
+class Memory:
+    """Resident memory in bytes that the wrapped calls added up to, at most; 0 where the system does not tell peaks."""
+
+    def __init__(self) -> None:
+        self.kept = self.peak = 0
+
+    def wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function`, watched."""
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            with contextlib.suppress(OSError):
+                Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak begins anew
+            before = _status("VmRSS")
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.peak = max(self.peak, self.kept + _status("VmHWM") - before)
+                self.kept += _status("VmRSS") - before
+
+        return watched
+
+
+def _status(key: str) -> int:
+    """A figure of /proc/self/status, in bytes."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(f"{key}:"))
 
 
 def row(name: str, arguments: argparse.Namespace) -> str:
@@ -77,21 +101,16 @@ def row(name: str, arguments: argparse.Namespace) -> str:
     from fathom_trace.capture import run
     from fathom_trace.capture.assemble import Assembler
 
-    meter = Meter()
+    meter, memory = Meter(), Memory()
     read_step, add_step, build = run.read_step, Assembler.add_step, Assembler.build
-    held: dict[str, int] = {}
 
     def read(step_stats: Any, *args: Any, **kwargs: Any) -> Any:
         meter.wrap("alone", read_fields)(step_stats)
-        return meter.wrap("read", read_step)(step_stats, *args, **kwargs)
+        return memory.wrap(meter.wrap("read", read_step))(step_stats, *args, **kwargs)
 
-    def built(self: Assembler, provenance: Any) -> Trace:
-        held["before"] = resident_bytes()
-        trace = meter.wrap("build", build)(self, provenance)
-        held["after"] = resident_bytes()
-        return trace
-
-    run.read_step, Assembler.add_step, Assembler.build = read, meter.wrap("assemble", add_step), built  # type: ignore[method-assign,assignment]
+    run.read_step = read
+    Assembler.add_step = memory.wrap(meter.wrap("assemble", add_step))  # type: ignore[method-assign]
+    Assembler.build = memory.wrap(meter.wrap("build", build))  # type: ignore[method-assign]
     try:
         plan = Plan(steps=arguments.steps, warmup=1, times_parallel_iterations=False)
         trace = capture_workload(CaptureRequest(name, mode=arguments.mode, preset=arguments.preset, plan=plan))
@@ -107,7 +126,7 @@ def row(name: str, arguments: argparse.Namespace) -> str:
     size = size_of(trace)
     return (
         f"| {name} {arguments.mode} `{arguments.preset}` | {count:,} | {format_ns(whole)} ({parts}) | {format_ns(alone / count * 1e9)} |"
-        f" {whole / (alone / count * 1e9):.1f} | {format_bytes(size)} | {format_bytes(max(held['after'] - held['before'], 0))} |"
+        f" {whole / (alone / count * 1e9):.1f} | {format_bytes(size)} | {format_bytes(memory.peak)} | {memory.peak / size:.1f} |"
     )
 
 
@@ -120,9 +139,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3)
     arguments = parser.parse_args()
     print(
-        "| capture | executions | post-processing | reading the fields | ratio | trace in memory | held more after assembling |"
+        "| capture | executions | post-processing | reading the fields | ratio | trace in memory | peak of post-processing | ratio |"
     )
-    print("|---|---:|---|---:|---:|---:|---:|")
+    print("|---|---:|---|---:|---:|---:|---:|---:|")
     for name in arguments.workloads:
         print(row(name, arguments), flush=True)
 

@@ -23,6 +23,8 @@ ITEM_BYTES = {
 
 CONSTANT_LIMIT_BYTES = 1024
 
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
+
 
 class TraceBuilder:
     """Collects rows and interns names, shapes and paths; `build()` makes the checked `Trace`.
@@ -260,4 +262,4 @@ def tensor_bytes(dtype: str, dims: Sequence[int]) -> int:
 
 def attributes_text(attributes: Mapping[str, Any] | None) -> str:
     """Attributes as stored: JSON with sorted keys, or empty."""
-    return json.dumps(dict(attributes), sort_keys=True, separators=(",", ":")) if attributes else ""
+    return _ENCODER.encode(dict(attributes)) if attributes else ""

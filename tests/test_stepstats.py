@@ -101,3 +101,22 @@ def test_dtype_names_follow_tensorflow() -> None:
     for number in (1, 2, 3, 9, 10, 14, 19, 20, 21, 23):
         assert dtype_name(number) == tf.dtypes.as_dtype(number).name
     assert dtype_name(101) == "float32", "a reference type is named as what it refers to"
+
+
+def test_output_lists_are_told_apart_by_slot_dtype_and_shape() -> None:
+    """Eight records: (slot, dtype, shape), the first four all different, a scalar, a record without outputs, and two seen before."""
+    message = step_stats_pb2.StepStats()
+    device = message.dev_stats.add(device="/device:CPU:0")
+    given = [[(0, 1, (2, 3))], [(1, 1, (2, 3))], [(0, 2, (2, 3))], [(0, 1, (3, 2))], [(0, 1, ())], [], [(0, 1, (2, 3))], [(0, 1, ())]]
+    for start, outputs in enumerate(given):
+        record = device.node_stats.add(node_name="a", all_start_nanos=start + 1)
+        for slot, dtype, dims in outputs:
+            output = record.output.add(slot=slot)
+            output.tensor_description.dtype = dtype
+            for size in dims:
+                output.tensor_description.shape.dim.add(size=size)
+            output.tensor_description.allocation_description.ptr = start  # is of no matter
+    signatures = Signatures()
+    assert read_step(message, {"a": 0}, signatures).signature.tolist() == [0, 1, 2, 3, 4, 5, 0, 4]
+    names = {1: "float32", 2: "float64"}
+    assert [list(found) for found in signatures.values] == [[(slot, names[d], dims) for slot, d, dims in o] for o in given[:6]]

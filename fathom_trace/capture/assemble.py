@@ -353,12 +353,19 @@ class Assembler:
     def builder_tables(self, tensor_buffers: IntColumn) -> dict[str, Any]:
         """The builder's tables, with executions and tensors made from their columns."""
         columns, builder = self.columns, self.builder
-        slots = [s for s, _, _ in columns.tensor_signature]
-        dtypes = [builder.string(d) for _, d, _ in columns.tensor_signature]
-        shapes = [builder.shape(d) for _, _, d in columns.tensor_signature]
-        items = np.array([ITEM_BYTES.get(d, 0) for _, d, _ in columns.tensor_signature], np.int64)
+        number: dict[tuple[int, str, tuple[int, ...]], int] = {}
+        codes = np.array([number.setdefault(output, len(number)) for output in columns.tensor_signature], np.int64)
+        slots, dtypes, shapes, items = (
+            np.array(values, np.int64)[codes]
+            for values in (
+                [slot for slot, _, _ in number],
+                [builder.string(dtype) for _, dtype, _ in number],
+                [builder.shape(dims) for _, _, dims in number],
+                [ITEM_BYTES.get(dtype, 0) for _, dtype, _ in number],
+            )
+        )
         made: dict[str, Any] = builder.tables()
-        elements = made["shapes"].elements[np.array(shapes, np.int64)] if shapes else np.zeros(0, np.int64)
+        elements = made["shapes"].elements[shapes]
         count = len(columns.input_counts)
         parent = _joined(columns.parent)
         made["executions"] = t.Executions(
@@ -374,9 +381,9 @@ class Assembler:
         )
         made["tensors"] = t.Tensors(
             execution=np.array(columns.tensor_execution, np.int64),
-            port=np.array(slots, np.int64),
-            dtype=np.array(dtypes, np.int64),
-            shape=np.array(shapes, np.int64),
+            port=slots,
+            dtype=dtypes,
+            shape=shapes,
             size_bytes=items * elements,
             element_shape=np.full(len(slots), -1),
             buffer=tensor_buffers,

@@ -107,6 +107,7 @@ class FlowAnalysis:
         self._meets: dict[tuple[int, int], tuple[Tags, Tags, Tags]] = {}
         self._everywhere: dict[str, Tags] = {}
         self._constant: dict[int, Tags] = {}
+        self._slot_sets: dict[tuple[int, int], frozenset[int]] = {}
         self._find_frames()
         self._frame_of = self._static_frames() if any(node.op == TRIGGER for node in nodes) else []
 
@@ -384,6 +385,13 @@ class FlowAnalysis:
             surplus=self.surplus,
         )
 
+    def _live_at(self, switch: int, port: int) -> frozenset[int]:
+        """The tags at which a Switch's output is live."""
+        key = switch, port
+        if key not in self._slot_sets:
+            self._slot_sets[key] = frozenset(self.slot_tags[switch].get(port, ()))
+        return self._slot_sets[key]
+
     def _merge_input(self, node: int, tag: int) -> list[tuple[int, int]]:
         """The one live input of a Merge at `tag`."""
         is_header, first = node in self.header_frame, self.paths[tag][3] == 0
@@ -391,7 +399,7 @@ class FlowAnalysis:
             is_back = self.nodes[producer].op in NEXT
             if is_header and is_back == first:
                 continue
-            if self.nodes[producer].op in SWITCH and tag not in self.slot_tags[producer].get(port, ()):
+            if self.nodes[producer].op in SWITCH and tag not in self._live_at(producer, port):
                 continue
             record = self._record_at(producer, tag)
             if record >= 0:

@@ -35,6 +35,7 @@ class Signatures:
 
     index: dict[tuple[Output, ...], int] = field(default_factory=dict)
     values: list[tuple[Output, ...]] = field(default_factory=list)
+    _seen: dict[tuple[Any, ...], int] = field(default_factory=dict)
 
     def of(self, outputs: tuple[Output, ...]) -> int:
         """Number of an output list."""
@@ -42,6 +43,17 @@ class Signatures:
         if found is None:
             found = self.index[outputs] = len(self.values)
             self.values.append(outputs)
+        return found
+
+    def of_record(self, outputs: Any) -> int:
+        """Number of the output list of a record. Shapes are compared as bytes and taken apart when they are new: few are."""
+        key: tuple[Any, ...] = ()
+        for output in outputs:
+            tensor = output.tensor_description
+            key += (output.slot, tensor.dtype, tensor.shape.SerializeToString())
+        found = self._seen.get(key)
+        if found is None:
+            found = self._seen[key] = self.of(tuple(_output(output) for output in outputs))
         return found
 
 
@@ -122,7 +134,7 @@ def read_step(
                     begin + (record.all_end_rel_nanos or record.all_end_rel_micros * 1000),
                 )
             )
-            found.append(signatures.of(tuple(_output(o) for o in record.output)))
+            found.append(signatures.of_record(record.output))
             if with_memory:
                 memory.append(record)
     origin = first or 0
