@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import tempfile
 import time
 from collections.abc import Callable
@@ -98,6 +99,8 @@ def _status(key: str) -> int:
 
 def row(name: str, arguments: argparse.Namespace) -> str:
     """One Markdown row."""
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")  # as capture sets it, were it the first to import TensorFlow
+
     from fathom_trace.capture import run
     from fathom_trace.capture.assemble import Assembler
 
