@@ -73,7 +73,9 @@ class Plan:
 
     def __post_init__(self) -> None:
         if self.is_static and self.stage != "source":
-            raise OptionError(f"a static capture has stage source, not {self.stage}: what rewriting makes of a graph shows when it runs")
+            raise OptionError(
+                f"a static capture has stage source, not {self.stage}: what rewriting makes of a graph shows when it runs"
+            )
         lowest = {"steps": 0, "warmup": 0, "threads": 0, "inter_threads": 1, "memory_steps": 0, "max_events": 0}
         for name, least in lowest.items():
             if getattr(self, name) < least:

@@ -164,7 +164,10 @@ def _slots(variables: Sequence[Any], name: str) -> tuple[Slot, ...]:
     return tuple(
         Slot(
             tf.Variable(
-                partial(tf.zeros, v.shape, v.dtype), shape=v.shape, dtype=v.dtype, trainable=False,
+                partial(tf.zeros, v.shape, v.dtype),
+                shape=v.shape,
+                dtype=v.dtype,
+                trainable=False,
                 name=f"optimizer/{plain_name(v)}/{name}",
             ),
             v,
