@@ -23,7 +23,7 @@ from typing import Any
 
 from fathom_trace.builder import ITEM_BYTES
 from fathom_trace.errors import ExportError, OptionError, TraceError
-from fathom_trace.exporter import TARGET_RAN, CheckReport, ExportedLayer, ExportReport, Target, read_layer_map
+from fathom_trace.exporter import TARGET_RAN, CheckReport, ExportedLayer, ExportReport, Target, read_layer_map, unique_name
 from fathom_trace.loops import ConvolutionNest, Layer, LoopNest, Work, find_work, nest_from_json, operand_tensors
 from fathom_trace.loops.projections import Access, Index, Statement, distinct, extent, operand_elements, statement
 from fathom_trace.options import option
@@ -255,7 +255,7 @@ class _Names:
 
     def _einsum(self, number: int, group: Sequence[Layer]) -> Einsum:
         stated = statement(group[0].nest)
-        name = self._unique(clean_name(self.work.node_name(tuple(group))))
+        name = unique_name(clean_name(self.work.node_name(tuple(group))), self.taken)
         variables = {loop: variable(loop, number) for loop in stated.loops}
         self.variables.add(number, {variables[loop]: size for loop, size in stated.loops.items()})
         flipped = _flipped(self.work, group[0])
@@ -271,7 +271,7 @@ class _Names:
                 self.apart += 1
                 tensor, key = "", None
             if not tensor:
-                tensor = self._unique(f"{name}_{access.operand}")
+                tensor = unique_name(f"{name}_{access.operand}", self.taken)
                 if key:
                     self.tensors[key] = tensor, indices
             self.uses[tensor] += 1
@@ -303,14 +303,6 @@ class _Names:
         if not chosen and dtype not in ITEM_BYTES:
             raise ExportError(f"values of dtype {dtype} have no fixed size; give one with --set bits=")
         return chosen or 8 * ITEM_BYTES[dtype]
-
-    def _unique(self, name: str) -> str:
-        result, number = name, 1
-        while result in self.taken:
-            number += 1
-            result = f"{name}_{number}"
-        self.taken.add(result)
-        return result
 
 
 class _Variables:
