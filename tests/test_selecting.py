@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from program import Program, dilated_depthwise
-from small import dense, diamond, loop
 
 from fathom_trace.builder import TraceBuilder
 from fathom_trace.cli import run
@@ -17,7 +15,7 @@ from fathom_trace.costs import costs
 from fathom_trace.errors import ExportError, FathomError, OptionError, TraceError
 from fathom_trace.exporter import REPORT_NAME, ExportedLayer, read_layer_map
 from fathom_trace.exporters import REGISTRY
-from fathom_trace.exporting import check, export
+from fathom_trace.exporting import check, export, read_results
 from fathom_trace.layers import layer_names
 from fathom_trace.loops import layers
 from fathom_trace.phases import phases
@@ -25,6 +23,8 @@ from fathom_trace.profile import profile
 from fathom_trace.selecting import Choice, Share, parse_span, parse_steps, part_of, select
 from fathom_trace.store import load, save
 from fathom_trace.trace import Trace
+from tests.program import Program, dilated_depthwise
+from tests.small import dense, diamond, loop
 
 
 def network(steps: int = 2) -> Trace:
@@ -266,6 +266,19 @@ def test_an_exporter_that_takes_no_part_is_refused(tmp_path: Path, monkeypatch: 
     with pytest.raises(ExportError, match="exported execution 0, which is not of layer:conv1; it takes no part of a trace"):
         export(network(), "scale_sim", tmp_path / "out", choice=Choice(layer="conv1"))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_results_for_a_part_are_of_the_executions_of_the_whole(tmp_path: Path) -> None:
+    """SCALE-Sim's answer for conv2 alone, 1,000 cycles at 1 GHz, is the time of execution 5 of the whole trace."""
+    export(network(), "scale_sim", tmp_path / "out", choice=Choice(layer="conv2"))
+    report = tmp_path / "COMPUTE_REPORT.csv"
+    header = (
+        "LayerID, Total Cycles (incl. prefetch), Total Cycles, Stall Cycles, Overall Util %, Mapping Efficiency %, Compute Util %,"
+    )
+    report.write_text(f"{header}\n0, 1100, 1000, 0, 50.0, 100.0, 50.0,\n")
+    times = read_results(tmp_path / "out", report, 1e9)
+    assert list(times) == [5]
+    assert network().node_names[int(network().executions.node[5])] == "conv2/Conv2D"
 
 
 def test_dependencies_lead_through_what_is_left_out(tmp_path: Path) -> None:

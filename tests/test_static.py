@@ -323,6 +323,46 @@ def test_commands_take_a_static_trace_and_say_that_there_are_no_times(
     assert "the trace holds no times" in capsys.readouterr().err
 
 
+def test_a_program_of_ones_own_is_as_when_it_runs(tmp_path: Path) -> None:
+    import keras
+
+    (tmp_path / "model.py").write_text(
+        "import keras\n\n"
+        "def model():\n"
+        "    layers = [keras.layers.Input((9, 8, 3)), keras.layers.Conv2D(4, (3, 2), activation='relu'), keras.layers.Flatten()]\n"
+        "    return keras.Sequential([*layers, keras.layers.Dense(5, activation='softmax')])\n"
+    )
+    target, made = f"{tmp_path / 'model.py'}:model", []
+    for plan in (STATIC, RUN):
+        keras.backend.clear_session()  # so that names are not numbered on
+        request = CaptureRequest(
+            target, mode="training", loss="sparse_categorical_crossentropy", optimizer="adam", batch_size=3, plan=plan
+        )
+        made.append(capture_request(request))
+    assert_same(*made)
+
+
+def test_a_shape_that_was_taken_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(["capture", "seq2seq", "--preset", "tiny", "--static", "-o", "s.h5"]) == 0
+    taken = (
+        "the shape of loss/sampled_softmax_loss/ComputeAccidentalHits depends on data; ComputeAccidentalHits: [0], [0], [0] was taken"
+    )
+    assert f"note: {taken}" in capsys.readouterr().out
+
+
+def test_all_workloads_can_be_captured_without_running(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def note(_names: Any, _folder: Path, flags: list[str], *_: Any) -> list[Any]:
+        asked.extend(flags)
+        return []
+
+    monkeypatch.setattr("fathom_trace.collection.capture_all", note)
+    assert run(["capture", "all", "--static", "--json", "-o", str(tmp_path / "traces")]) == 0
+    assert "--static" in asked
+
+
 @pytest.mark.parametrize(
     "words", [["--steps", "3"], ["--warmup", "2"], ["--data", "."], ["--inter-threads", "2"], ["--memory-steps", "0"]]
 )
