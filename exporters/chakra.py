@@ -206,7 +206,7 @@ class _Plan:
         self.order = _in_order(consumer, producer, count, len(view), added)
         self.position = np.empty(count, np.int64)
         self.position[self.order] = np.arange(count)
-        pairs = np.unique(self.position[consumer] * count + self.position[producer]) if count else consumer
+        pairs = distinct(self.position[consumer] * count + self.position[producer]) if count else consumer
         offsets = np.searchsorted(pairs // max(count, 1), np.arange(count + 1)).astype(np.int64)
         self.kept = np.ones(count, bool)
         self.kept[self.position[list(self.left_out)]] = False

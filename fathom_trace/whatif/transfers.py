@@ -63,7 +63,7 @@ def with_transfers(recording: Recording, transfers: Transfers) -> Recording:
     kept = ~np.isin(consumer * count + depends.producer, replaced)
     waits = np.concatenate([at[consumer[kept]], at[transfers.consumer], copies])
     waits_for = np.concatenate([at[depends.producer[kept]], copies[copy], at[transfers.producer]])
-    pairs = np.unique(waits * (count + new) + waits_for)
+    pairs = distinct(waits * (count + new) + waits_for)
     waits, waits_for = pairs // (count + new), pairs % (count + new)
     offsets = np.searchsorted(waits, np.arange(count + new + 1)).astype(np.int64)
 
