@@ -40,7 +40,7 @@ from fathom_trace.exporter import TARGET_PARSED, CheckReport, ExportedLayer, Exp
 from fathom_trace.gradients import Gradient, gradients
 from fathom_trace.options import option
 from fathom_trace.steps import MEDIAN, STEP_DOC, StepView, account, bridge, notes, verify, view_steps
-from fathom_trace.trace import Dependencies, Trace
+from fathom_trace.trace import Dependencies, Trace, distinct
 from fathom_trace.units import format_bytes, format_ns, format_share
 
 TARGET = Target(

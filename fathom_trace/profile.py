@@ -20,7 +20,6 @@ import io
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -32,7 +31,7 @@ from fathom_trace.layers import layer_names
 from fathom_trace.loops import logical_macs
 from fathom_trace.ops import kind
 from fathom_trace.phases import phases
-from fathom_trace.trace import Trace
+from fathom_trace.trace import Trace, distinct
 from fathom_trace.units import format_ns
 
 CSV_COLUMNS = ("key", "count", "time_ns", "share", "macs", "flops", "bytes")
@@ -166,10 +165,10 @@ def profile(trace: Trace, by: str = "op", steps: Sequence[int] | None = None) ->
     labels = _LABELS[by](trace)
     rows = trace.structure_rows(structure)
     chosen = trace.chosen[rows]
-    names = [labels[n] for n in trace.executions.node[rows].tolist()]
-    keys = sorted({*labels} if chosen.all() else {*compress(names, chosen.tolist())})
+    node = trace.executions.node[rows]
+    keys = sorted({*labels} if chosen.all() else {labels[n] for n in distinct(node[chosen].astype(np.int64)).tolist()})
     number = {key: i for i, key in enumerate(keys)}
-    group = np.array([number.get(name, len(keys)) for name in names], np.int64)
+    group = np.array([number.get(label, len(keys)) for label in labels], np.int64)[node]
     group[~chosen] = len(keys)
     times = _times(trace, taken, group, len(keys)) if trace.has_times and taken else None
     measured = None if times is None else _measured(trace, taken)

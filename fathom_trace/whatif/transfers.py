@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fathom_trace.trace import Dependencies
+from fathom_trace.trace import Dependencies, distinct
 from fathom_trace.whatif.recording import Float, Int64, Recording
 
 ON_ACCELERATOR, ON_LINK = 0, 1
