@@ -156,7 +156,7 @@ def read_report(folder: Path) -> Mapping[str, Any]:
         missing = {"exporter", "layers", "skipped"} - set(content)
         if missing or not isinstance(content, dict):
             raise ValueError(f"it lacks {', '.join(sorted(missing))}")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise ExportError(f"{path} does not exist; give the folder that `fathom-trace export` wrote") from None
     except (OSError, ValueError, TypeError) as error:
         raise ExportError(f"{path} is not an export report ({one_line(error)}); export again") from None

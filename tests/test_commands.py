@@ -145,6 +145,7 @@ def test_whatif_refuses_what_it_cannot_project(here: Path, capsys: pytest.Captur
     assert "OpZ" in complaint(capsys, "whatif", "diamond.h5", "--speedup", "OpZ=5")
     assert "is not a speedup; write for example Conv2D=10" in complaint(capsys, "whatif", "diamond.h5", "--speedup", "OpB")
     assert "export.json does not exist" in complaint(capsys, "whatif", "diamond.h5", "--from", "nowhere")
+    assert "export.json does not exist; give the folder" in complaint(capsys, "check", "diamond.h5")
     assert "'fast' is not a quantity in Hz" in complaint(capsys, "whatif", "diamond.h5", "--from", "nowhere", "--clock", "fast")
 
 
@@ -160,6 +161,7 @@ def test_a_file_that_cannot_be_read_is_one_line(words: tuple[str, ...], here: Pa
     (here / "foreign.h5").write_bytes(b"no trace at all")
     command, *rest = words
     assert "missing.h5 does not exist" in complaint(capsys, command, "missing.h5", *rest)
+    assert "missing does not exist" in complaint(capsys, command, "missing", *rest)
     assert "foreign.h5" in complaint(capsys, command, "foreign.h5", *rest)
     assert names(here) == {"diamond.h5", "loop.h5", "foreign.h5"}
 

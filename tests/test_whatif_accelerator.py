@@ -289,7 +289,11 @@ link: {bandwidth: 16 GB/s, latency: 1.5us}
         (("peak: 1 GFLOP/s\n", ""), "a roofline needs both peak and bandwidth"),
         (("peak: 1 GFLOP/s\nbandwidth: 1 GB/s\n", ""), "nothing says how fast it is"),
         (("1 GFLOP/s", "fast"), "peak: 'fast' is not a quantity in FLOP/s"),
-        (("1 GFLOP/s", "0"), "peak: '0' is not above 0 and finite"),
+        (("1 GFLOP/s", "0"), "peak: '0' is no rate of hardware"),
+        (("1 GFLOP/s", "1e-300"), "peak: '1e-300' is no rate of hardware; give one from 1 to 1e\\+24 FLOP/s"),
+        (("1 GFLOP/s", "{float33: 1e12}"), "peak: no dtype is called 'float33'; did you mean 'float32'"),
+        (("[gemm]", "[gemm, gem]"), "covers: no kind is called 'gem'; did you mean 'gemm'"),
+        (("bandwidth: 1 GB/s\no", "bandwidth: 1e-310 B/s\no"), "bandwidth: '1e-310 B/s' is no rate of hardware"),
         (("1 GFLOP/s", "[1]"), "peak: it is FLOP/s by dtype"),
         (("1 GFLOP/s", "{float32: x}"), "peak: float32: 'x' is not a quantity"),
         (("bandwidth: 1 GB/s\no", "bandwidht: 1 GB/s\no"), "no key is called 'bandwidht'; did you mean 'bandwidth'"),
@@ -318,3 +322,11 @@ def test_no_description_at_all(tmp_path: Path) -> None:
         accelerate(tmp_path, "- a\n")
     with pytest.raises(ScenarioError, match="'hardware:' names no file"):
         parse_scenario(["hardware:"])
+
+
+def test_what_is_covered_and_did_not_run_is_named(tmp_path: Path) -> None:
+    text = ROOFLINE.replace("[gemm]", "[gemm, conv, 'layer:nowhere*']")
+    notes = project(sandwich(), accelerate(tmp_path, text)).notes
+    assert "'kind:conv' is covered, but nothing of it ran" in notes
+    assert "'layer:nowhere*' is covered, but nothing of it ran" in notes
+    assert not any("'kind:gemm' is covered" in note for note in notes)

@@ -120,6 +120,7 @@ def test_a_scenario_reads_back_as_it_was_written() -> None:
         ("Conv2D=nan", "'Conv2D=nan': 'nan' is no factor; write a number above 0, inf, a time such as 50us, or remove"),
         ("Conv2D=fast", "'Conv2D=fast': 'fast' is no factor; write a number above 0, inf, a time such as 50us, or remove"),
         ("Conv2D=", "'Conv2D=': '' is no factor; write a number above 0, inf, a time such as 50us, or remove"),
+        ("Conv2D=1e400", "'Conv2D=1e400': '1e400' is no factor; write a number above 0, inf, a time such as 50us, or remove"),
         ("Conv2D=1_0", "'Conv2D=1_0': '1_0' is no factor; write a number above 0, inf, a time such as 50us, or remove"),
         ("Conv2D=-5us", "'Conv2D' cannot take -5000 ns; give a finite time that is not below 0"),
         ("Conv2D=infs", "'Conv2D' cannot take inf ns; give a finite time that is not below 0"),

@@ -251,6 +251,8 @@ def test_a_predicate_is_a_selection_like_any_other(
     [
         ("def select(e)\n", "mine.py does not run: SyntaxError"),
         ("import nowhere\n", "mine.py does not run: ModuleNotFoundError: No module named 'nowhere', line 1"),
+        ("import sys\nsys.exit(0)\n", "mine.py does not run: SystemExit"),
+        ("import sys\ndef select(e):\n    sys.exit(0)\n", "mine.py failed for 'A': SystemExit"),
         ("x = 1\n", "mine.py defines no function"),
         ("select = 3\n", "mine.py defines no function"),
         ("def select(e):\n    return e.speed > 1\n", "mine.py failed for 'A': AttributeError: .*speed.*, line 2"),

@@ -69,6 +69,8 @@ def load(path: PathLike, lazy: bool = False) -> Trace:
     source = Path(path)
     if source.name.endswith(PARTIAL):
         raise TraceFileError(f"{source} is an unfinished trace, left by a program that was stopped while writing it; capture it again")
+    if source.suffix.lower() not in FORMATS and not source.exists():
+        raise TraceFileError(f"{source} does not exist; `fathom-trace capture` writes traces")
     module = format_of(source)
     try:
         return module.read_lazily(source) if lazy else module.read(source)

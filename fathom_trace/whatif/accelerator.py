@@ -30,7 +30,9 @@ from typing import Any
 
 import numpy as np
 
+from fathom_trace.builder import ITEM_BYTES
 from fathom_trace.errors import OptionError, ScenarioError, UnknownNameError, one_line
+from fathom_trace.ops import ALL_KINDS
 from fathom_trace.trace import Trace
 from fathom_trace.units import NS_PER_MS, NS_PER_S, NS_PER_US, format_bytes, format_ns, parse_quantity
 from fathom_trace.whatif.documents import read_document
@@ -41,6 +43,9 @@ from fathom_trace.whatif.transfers import Transfers
 
 PREFIX = "hardware:"
 ANY_DTYPE = "any"
+LEAST_RATE, MOST_RATE = 1.0, 1e24
+"""Of FLOP/s, bytes/s and Hz: between them a description says something about hardware."""
+
 KEYS = ("name", "covers", "systolic", "peak", "bandwidth", "overhead", "link")
 
 _NS = {"ns": 1, "us": NS_PER_US, "ms": NS_PER_MS, "s": NS_PER_S}
@@ -121,7 +126,9 @@ class Accelerate:
         if not covered.any():
             raise ScenarioError(f"'{self}' gives no time for what it covers: {'; '.join(reasons)}")
         transfers = _transfers(self.accelerator.link, trace, among, covered)
-        notes = [f"covered, but left on the host: {count} executions ({reason})" for reason, count in reasons.most_common()]
+        idle = (selection for selection in self.accelerator.covers if not selection.matches(among).any())
+        notes = [f"'{selection}' is covered, but nothing of it ran" for selection in idle]
+        notes += [f"covered, but left on the host: {count} executions ({reason})" for reason, count in reasons.most_common()]
         if len(transfers):
             notes.append(
                 f"copies between host and accelerator: {len(transfers)}, of {format_bytes(transfers.total_bytes)},"
@@ -272,7 +279,7 @@ def _accelerator(values: dict[str, Any], name: str) -> Accelerator:
     texts = [given] if isinstance(given, str) else given
     if not isinstance(texts, list) or not texts or not all(isinstance(t, str) for t in texts):
         raise ScenarioError("covers: it is a list of kinds or selections, for example [conv, gemm]")
-    covers = tuple(parse_selection(t if ":" in t else f"kind:{t}") for t in texts)
+    covers = tuple(_covered(t if ":" in t else f"kind:{t}") for t in texts)
     systolic = _systolic(values["systolic"]) if "systolic" in values else None
     has_roofline = "peak" in values or "bandwidth" in values
     if has_roofline and not ("peak" in values and "bandwidth" in values):
@@ -290,6 +297,14 @@ def _accelerator(values: dict[str, Any], name: str) -> Accelerator:
         link=_link(values["link"]),
         systolic=systolic,
     )
+
+
+def _covered(text: str) -> Selection:
+    """A selection; a kind without wildcards is one that there is."""
+    selection = parse_selection(text)
+    if selection.by == "kind" and not any(sign in selection.pattern for sign in "*?[") and selection.pattern not in ALL_KINDS:
+        raise ScenarioError(f"covers: {UnknownNameError('kind', selection.pattern, ALL_KINDS)}")
+    return selection
 
 
 def _systolic(values: Any) -> SystolicArray:
@@ -324,6 +339,9 @@ def _peaks(values: Any) -> dict[str, float]:
         return {ANY_DTYPE: _above_zero(values, "FLOP/s", "peak")}
     if not isinstance(values, dict) or not values:
         raise ScenarioError("peak: it is FLOP/s by dtype, for example {float32: 2 TFLOP/s}, or one figure for all")
+    for dtype in values:
+        if dtype != ANY_DTYPE and dtype not in ITEM_BYTES:
+            raise ScenarioError(f"peak: {UnknownNameError('dtype', dtype, (*ITEM_BYTES, ANY_DTYPE))}")
     return {dtype: _above_zero(value, "FLOP/s", f"peak: {dtype}") for dtype, value in values.items()}
 
 
@@ -346,8 +364,8 @@ def _above_zero(value: Any, unit: str, key: str) -> float:
         number = parse_quantity(_text(value, key), unit)
     except OptionError as error:
         raise ScenarioError(f"{key}: {error}") from None
-    if not 0 < number < np.inf:
-        raise ScenarioError(f"{key}: '{value}' is not above 0 and finite")
+    if not LEAST_RATE <= number <= MOST_RATE:
+        raise ScenarioError(f"{key}: '{value}' is no rate of hardware; give one from {LEAST_RATE:g} to {MOST_RATE:g} {unit}")
     return number
 
 

@@ -52,6 +52,38 @@ def longest_paths(offsets: Int64, producer: Int64, base: Float, tail: Float, dur
 
 
 @compiled
+def unlimited(offsets: Int64, producer: Int64, body: Float, gap: Float) -> tuple[Float, Float]:
+    """Starts and ends on unlimited workers: start = max(0, ends of dependencies) + gap, end = start + body."""
+    start, end = np.empty(len(body)), np.empty(len(body))
+    for i in range(len(body)):
+        free = 0.0
+        for edge in range(offsets[i], offsets[i + 1]):
+            ended = end[producer[edge]]
+            free = ended if ended > free else free
+        start[i] = free + gap[i]
+        end[i] = start[i] + body[i]
+    return start, end
+
+
+@compiled
+def path_to(last: int, offsets: Int64, producer: Int64, start: Float, end: Float, gap: Float) -> Int64:
+    """The executions that `last` waited for, one after the other, from itself back: of several that end last, the first."""
+    path = np.empty(len(start), np.int64)
+    length, current = 0, last
+    while True:
+        path[length] = current
+        length += 1
+        binding, latest = -1, 0.0
+        for edge in range(offsets[current], offsets[current + 1]):
+            ended = end[producer[edge]]
+            if binding < 0 or ended > latest:
+                binding, latest = producer[edge], ended
+        if binding < 0 or start[current] > max(latest, 0.0) + gap[current]:
+            return path[:length]
+        current = binding
+
+
+@compiled
 def _alone(offsets: Int64, producer: Int64, base: Float, tail: Float, duration: Float, gap: Float) -> float:
     """Makespan of one scenario on unlimited workers."""
     end, last = np.empty(len(duration)), 0.0

@@ -18,7 +18,7 @@ from fathom_trace.whatif.baseline import Base, Settings, base_of
 from fathom_trace.whatif.projection import finite
 from fathom_trace.whatif.recording import Float, Int64
 from fathom_trace.whatif.replay import BATCH_VALUES, critical_path, replay_unlimited
-from fathom_trace.whatif.scenario import Scenario, Times
+from fathom_trace.whatif.scenario import MOST_FACTOR, Scenario, Times
 
 KIND, LAYER = "kind", "layer"
 IDLE = "(idle)"
@@ -263,8 +263,8 @@ def find_target(
     Raises:
         ScenarioError: the target is not above 1 and finite, or `faster` not above 1; or as `find_limits`.
     """
-    if not 1 < target < math.inf:
-        raise ScenarioError(f"a target of {target:g} is none; give a speedup above 1, such as 5x")
+    if not 1 < target <= MOST_FACTOR:
+        raise ScenarioError(f"a target of {target:g} is none; give a speedup above 1 and up to {MOST_FACTOR:g}, such as 5x")
     if not faster > 1:
         raise ScenarioError(f"kinds that get {faster:g} times faster reach no target; give a factor above 1, or inf")
     base = base_of(trace, settings or Settings())

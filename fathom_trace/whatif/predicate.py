@@ -70,7 +70,7 @@ class Predicate:
         module = importlib.util.module_from_spec(spec)
         try:
             spec.loader.exec_module(module)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise ScenarioError(f"the predicate {self.path} does not run: {_of(error)}") from error
         found = getattr(module, FUNCTION, None)
         if not callable(found):
@@ -89,7 +89,7 @@ class Predicate:
         for local, execution in enumerate(executions(among)):
             try:
                 answer = function(execution)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise ScenarioError(f"the predicate {self.path} failed for '{execution.name}': {_of(error)}") from error
             if not isinstance(answer, (bool, np.bool_)):
                 what = type(answer).__name__
@@ -124,7 +124,7 @@ def _iteration(trace: Trace, row: int) -> tuple[int, ...]:
     return trace.iteration(int(trace.executions.path[row]))
 
 
-def _of(error: Exception) -> str:
+def _of(error: BaseException) -> str:
     """Type, message and, where it is known, the line of the user's file."""
     line, at = "", error.__traceback__
     while at is not None:

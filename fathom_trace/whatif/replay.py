@@ -77,7 +77,15 @@ def replay_unlimited(recording: Recording, duration_ns: Float | None = None, gap
     """The schedule on unlimited workers; its makespan is the longest path."""
     duration = recording.duration_ns if duration_ns is None else duration_ns
     gap = recording.dispatch_ns if gap_ns is None else np.maximum(gap_ns, 0.0)
-    return Schedule(*_unlimited_loop(recording, duration, gap), np.full(len(recording), -1, np.int64))
+    fast = compiled() if len(recording) >= COMPILED_VALUES else None
+    nobody = np.full(len(recording), -1, np.int64)
+    if fast is None:
+        return Schedule(*_unlimited_loop(recording, duration, gap), nobody)
+    depends = recording.dependencies
+    start, end = fast.unlimited(
+        depends.offsets, depends.producer, recording.bodies_ns(duration), np.ascontiguousarray(gap, np.float64)
+    )
+    return Schedule(start, end, start + duration, nobody)
 
 
 def replay_workers(
@@ -222,9 +230,17 @@ def critical_path(recording: Recording, schedule: Schedule, gap_ns: Float | None
     """A longest path of an unlimited schedule, first execution first: each waited for the one before it, the last is done last."""
     if not len(recording):
         return []
-    gap = (recording.dispatch_ns if gap_ns is None else np.maximum(gap_ns, 0.0)).tolist()
+    gaps = recording.dispatch_ns if gap_ns is None else np.maximum(gap_ns, 0.0)
+    last = int(np.argmax(schedule.done_ns))
+    fast = compiled() if len(recording) >= COMPILED_VALUES else None
+    if fast is not None:
+        depends = recording.dependencies
+        found = fast.path_to(last, depends.offsets, depends.producer, schedule.start_ns, schedule.end_ns, gaps)
+        back: list[int] = found[::-1].tolist()
+        return back
+    gap = gaps.tolist()
     start, end = schedule.start_ns.tolist(), schedule.end_ns.tolist()
-    path = [int(np.argmax(schedule.done_ns))]
+    path = [last]
     while True:
         i = path[-1]
         binding = max(recording.producers[i], key=end.__getitem__, default=None)

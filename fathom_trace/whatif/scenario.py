@@ -338,6 +338,6 @@ def number(value: str, text: str) -> float:
         result = float(value)
     except ValueError:
         result = math.nan
-    if math.isnan(result) or "_" in value:
+    if math.isnan(result) or "_" in value or (math.isinf(result) and any(c.isdigit() for c in value)):
         raise ScenarioError(f"'{text}': '{value}' is no factor; write a number above 0, inf, a time such as 50us, or remove")
     return result
