@@ -115,3 +115,21 @@ def test_without_numba_large_work_takes_the_plain_loops(workers: int | None, mon
     monkeypatch.setattr(replay, "COMPILED_VALUES", 0)
     monkeypatch.setattr(replay, "compiled", lambda: None)
     assert makespans_ns(recording, duration, workers=workers).tolist() == expected.tolist()
+
+
+def test_schedules_on_unlimited_workers_and_their_critical_paths_are_equal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With gaps that a path cannot explain, executions that end together, and durations of 0."""
+    monkeypatch.setattr(replay, "compiled", lambda: compiled)
+    lengths = set()
+    for seed in range(40):
+        recording = random_recording(random.Random(seed), 1 + 5 * seed, gaps=seed % 2 == 0, tails=seed % 3 == 0)
+        duration, gap = (values[0] for values in scenarios(recording, 1, seed))
+        found = []
+        for least in (0, sys.maxsize):
+            monkeypatch.setattr(replay, "COMPILED_VALUES", least)
+            schedule = replay.replay_unlimited(recording, duration, gap)
+            times = [[float(x).hex() for x in values] for values in (schedule.start_ns, schedule.end_ns, schedule.done_ns)]
+            found.append((times, replay.critical_path(recording, schedule, gap)))
+        assert found[0] == found[1]
+        lengths.add(len(found[0][1]))
+    assert len(lengths) > 10
