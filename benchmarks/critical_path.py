@@ -10,7 +10,8 @@ edges. Graphs differ, hence times are for a node, not of one and the same graph.
 
 *From the trace* is all that leads from a loaded trace to the path: finding dependencies (HolisticTraceAnalysis: building its graph) and
 the longest path. *Path alone* starts from the graph in memory. The last row, which needs numba, is the length of the path for each of
-100 scenarios. The loops are the compiled ones where numba is there, the plain ones elsewhere. Best of three. Exit status 3 when HolisticTraceAnalysis is not there; our rows are printed anyway.
+100 scenarios. Our loops are the compiled ones where numba is there, the plain ones elsewhere. Best of three. Exit status 3 when
+HolisticTraceAnalysis is not there; our rows are printed anyway.
 """
 
 from __future__ import annotations
