@@ -13,7 +13,7 @@ Both are read off a trace's executions; a trace does not store them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -68,6 +68,13 @@ def access_groups(accesses: Sequence[Sequence[tuple[int, bool]]]) -> list[list[i
                 reads.append(who)
         found.append([*made, *sorted(reads)])
     return found
+
+
+def access_key(accesses: Mapping[int, Sequence[tuple[int, bool]]]) -> bytes:
+    """What tells steps apart by the order of the accesses to each variable. Which of two variables was touched first says nothing."""
+    variables = sorted(accesses)
+    groups = access_groups([accesses[v] for v in variables])
+    return b"".join(np.array([v, len(group), *group], np.int64).tobytes() for v, group in zip(variables, groups, strict=True))
 
 
 def _accesses(nodes: Nodes, executions: Executions, rows: slice) -> list[list[tuple[int, bool]]]:

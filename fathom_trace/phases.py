@@ -7,7 +7,8 @@ From the graph, where the step names its loss and the trace knows which variable
   there: clipping, loss unscaling, bias correction, decoupled weight decay, counters. What it reads and the step writes is a slot,
   declared or not.
 * *backward* is what else the optimizer's inputs are computed from. It includes the gradient of a weight-decay term in the loss, the
-  sum of a variable's partial gradients, and keeping a loop's values for its gradient, since no inference does that.
+  sum of a variable's partial gradients, and keeping a loop's values for its gradient, since no inference does that; also forward work
+  that is done again because its values were not kept, though it reads trained variables anew.
 * *other* is the rest: metrics, running averages, plumbing that ends in nothing.
 
 A call whose ops were expanded is of the phase that those have, and *other* where they are of several: its time cannot be divided. What
@@ -33,6 +34,7 @@ from numpy.typing import NDArray
 from fathom_trace import tables
 from fathom_trace.node_graph import Mask, NodeGraph, Port
 from fathom_trace.ops import kind
+from fathom_trace.recomputed import layer_products, repeated
 from fathom_trace.trace import Trace
 
 PHASES = ("forward", "backward", "optimizer", "other")
@@ -161,10 +163,17 @@ class _Roles:
         ends = [*np.flatnonzero(self.is_writer).tolist(), *self._fetched("gradient_norm")]
         beyond = self.graph.ancestors(ends) & ~forward & ~self.is_writer
         touches = self._reading(beyond, activations)
-        backward = self.graph.ancestors(np.flatnonzero(touches).tolist(), inside=beyond) & beyond
-        rest = beyond & ~backward
-        optimizer = self._optimizer_part(rest, backward)
-        return backward | (rest & ~optimizer), optimizer
+        fed = self.graph.descendants(np.flatnonzero(touches).tolist(), inside=beyond) & beyond
+        again = repeated(self.graph, forward, fed, self._is_variable_shaped)
+        touches |= again | self._reading(beyond, again)
+        while True:
+            backward = self.graph.ancestors(np.flatnonzero(touches).tolist(), inside=beyond) & beyond
+            rest = beyond & ~backward
+            optimizer = self._optimizer_part(rest, backward)
+            products = layer_products(self.graph, optimizer, beyond, self._is_variable_shaped)
+            if not products.any():
+                return backward | (rest & ~optimizer), optimizer
+            touches |= products
 
     def _keepers(self, optimizer: Mask) -> Mask:
         """The nodes that write what the optimizer reads: slots that nobody declared, counters, rates."""
@@ -211,7 +220,7 @@ class _Roles:
         seeds = [
             node
             for node in np.flatnonzero(rest).tolist()
-            if graph.values_read(node)
+            if (graph.values_read(node) and not self._is_unread(node))
             or kind(graph.ops[node]) == "random"  # noise that is added to gradients
             or (gradients[node] and self._reads_whole_gradients(node, backward | gradients))
         ]
@@ -221,6 +230,15 @@ class _Roles:
         serving = rest & ~gradients & ~optimizer
         serves_backward = graph.ancestors(np.flatnonzero(forming).tolist(), inside=serving) & serving
         return np.asarray(optimizer | (serving & ~serves_backward))
+
+    def _is_unread(self, node: int) -> bool:
+        """True if what the node makes is only bundled with other values, as `IdentityN` does, and then read by nothing."""
+        uses = self.graph.consumers[node]
+        return bool(uses) and all(
+            self.graph.ops[bundle] == "IdentityN"
+            and not any(self.graph.producers[reader][place] == (bundle, position) for reader, place in self.graph.consumers[bundle])
+            for bundle, position in uses
+        )
 
     def _reads_whole_gradients(self, node: int, is_gradient: Mask) -> bool:
         """True if the node does more than form a gradient, and what it reads is the gradient of one trained variable.

@@ -21,6 +21,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "ops",
         "scopes",
         "node_graph",
+        "recomputed",
         "phases",
         "layers",
         "cost_rules",

@@ -6,6 +6,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import pytest
 from fathom_trace.builder import TraceBuilder
 from fathom_trace.capture import Plan, StepValues
 from fathom_trace.checks import check
-from fathom_trace.effects import access_groups
+from fathom_trace.effects import access_groups, access_key
 from fathom_trace.trace import Trace
 
 READ, WRITE, BOTH = "ReadVariableOp", "AssignVariableOp", "AssignAddVariableOp"
@@ -96,6 +97,31 @@ def test_steps_that_differ_only_in_who_came_first_are_told_apart() -> None:
     """Who writes after whom counts; in which order the reads between two writes ran does not."""
     assert access_groups([[(1, False), (2, False), (3, True)]]) == access_groups([[(2, False), (1, False), (3, True)]])
     assert access_groups([[(1, False), (3, True), (2, False)]]) != access_groups([[(1, False), (2, False), (3, True)]])
+
+
+def test_which_of_two_variables_was_touched_first_tells_no_steps_apart() -> None:
+    first, second = [(1, False), (3, True)], [(2, False), (4, True)]
+    assert list({7: first, 8: second}) != list({8: second, 7: first})
+    assert access_key({7: first, 8: second}) == access_key({8: second, 7: first})
+    assert access_key({7: first, 8: second}) != access_key({7: first[::-1], 8: second})
+    assert access_key({7: first, 8: second}) != access_key({7: second, 8: first})
+    # Where one variable's accesses end and the next one's begin counts.
+    assert access_key({7: first[:1], 8: [*first[1:], *second]}) != access_key({7: first, 8: second})
+
+
+@pytest.mark.capture
+def test_an_assembler_joins_steps_that_touch_variables_in_another_order() -> None:
+    """Nodes 1 and 3 read and write variable 0, nodes 2 and 4 variable 1: the pairs may swap, a read and its write may not."""
+    pytest.importorskip("tensorflow")
+    from fathom_trace.capture.assemble import Assembler
+
+    made = SimpleNamespace(_touched={1: [(0, False)], 3: [(0, True)], 2: [(1, False)], 4: [(1, True)]})
+
+    def key(*nodes: int) -> bytes:
+        return Assembler._access_order(made, SimpleNamespace(node=np.array(nodes)))  # type: ignore[arg-type]
+
+    assert key(0, 1, 2, 3, 4) == key(2, 4, 1, 0, 3) == key(2, 1, 3, 4, 5)
+    assert key(1, 2, 3, 4) != key(3, 2, 1, 4)
 
 
 def test_a_pop_depends_on_the_push_of_the_value_that_it_takes() -> None:
