@@ -27,7 +27,7 @@ from fathom_trace.capture.graph import (
 from fathom_trace.capture.lift import Lifted
 from fathom_trace.capture.opaque import Argument, InnerOp, expand, is_opaque_call
 from fathom_trace.capture.stepstats import RECORD_CAP, Signatures, StepRecords
-from fathom_trace.effects import access_groups
+from fathom_trace.effects import access_key
 from fathom_trace.trace import Trace
 
 IntColumn = NDArray[Any]
@@ -158,13 +158,13 @@ class Assembler:
         return step
 
     def _access_order(self, records: StepRecords) -> bytes:
-        """In which order variables were read and written: where nothing but time settles it, steps may differ in it alone."""
+        """In which order each variable was read and written: where nothing but time settles it, steps may differ in it alone."""
         sequences: dict[int, list[tuple[int, bool]]] = {}
         touching = np.isin(records.node, np.array(sorted(self._touched), np.int64))
         for node in records.node[touching].tolist():
             for variable, writes in self._touched[node]:
                 sequences.setdefault(variable, []).append((node, writes))
-        return b"|".join(np.array(group, np.int32).tobytes() for group in access_groups(list(sequences.values())))
+        return access_key(sequences)
 
     def _missing_ends(self, records: StepRecords) -> int:
         """Fetches and targets that were not recorded: their absence means that the end of the step was lost."""
