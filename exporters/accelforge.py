@@ -152,7 +152,7 @@ def write(trace: Trace, folder: Path, options: Options) -> ExportReport:
     work = find_work(trace)
     groups = _merged(work) if options.unique else [list(group) for group in work.groups]
     if not groups:
-        raise ExportError("the trace has no convolution and no matrix product, and nothing else is written as an einsum")
+        raise work.nothing("and nothing else is written as an einsum")
     stem = re.sub(r"[^A-Za-z0-9_]+", "_", options.name or str(trace.provenance.get("workload") or "trace"))
     file = stem + FILE_SUFFIX
     names = _Names(work, options)

@@ -233,7 +233,7 @@ def write(trace: Trace, folder: Path, options: Options) -> ExportReport:
     work = find_work(trace)
     groups, refused = _groups(work, options)
     if not groups:
-        raise ExportError("the trace has no convolution and no matrix product that ONNX has an operator for")
+        raise work.nothing("and ONNX is given nothing else", refused)
     stem = re.sub(r"[^A-Za-z0-9_]+", "_", options.name or str(trace.provenance.get("workload") or "trace"))
     model = _Model(work, groups, options, stem)
     parts = model.parts() if options.models == ONE_OUTPUT else [list(range(len(groups)))]

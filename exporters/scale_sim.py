@@ -222,7 +222,7 @@ def write(trace: Trace, folder: Path, options: Options) -> ExportReport:
     work = find_work(trace)
     rows = _rows(work, options)
     if not rows:
-        raise ExportError("the trace has no convolution and no matrix product, and SCALE-Sim takes nothing else")
+        raise work.nothing("and SCALE-Sim takes nothing else")
     stem = re.sub(r"[^A-Za-z0-9_]+", "_", options.name or str(trace.provenance.get("workload") or "trace"))
     topologies, exported = _spell_all(rows, work, stem, options)
     files = {f"{stem}_{kind}.csv": "\n".join(lines) + "\n" for kind, lines in topologies.items()}

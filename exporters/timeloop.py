@@ -189,7 +189,7 @@ def write(trace: Trace, folder: Path, options: Options) -> ExportReport:
     for number, group in enumerate(work.groups):
         groups[(group[0].nest, len(group[0].executions)) if options.unique else number].extend(group)
     if not groups:
-        raise ExportError("the trace has no convolution and no matrix product, and nothing else is a problem for Timeloop")
+        raise work.nothing("and nothing else is a problem for Timeloop")
     digits = len(str(len(groups) - 1))
     exported = []
     for number, layers in enumerate(groups.values()):

@@ -239,7 +239,7 @@ def write(trace: Trace, folder: Path, options: Options) -> ExportReport:
     work = find_work(trace)
     groups, refused = _groups(work, options)
     if not groups:
-        raise ExportError("the trace has no convolution and no matrix product, and ZigZag is given nothing else")
+        raise work.nothing("and ZigZag is given nothing else", refused)
     stem = re.sub(r"[^A-Za-z0-9_]+", "_", options.name or str(trace.provenance.get("workload") or "trace"))
     file = f"{stem}.yaml"
     found = operand_sources(work)

@@ -64,6 +64,8 @@ class ExportedLayer:
     count: int = 1
     note: str = ""
     facts: Mapping[str, Any] = field(default_factory=dict)
+    macs_known: bool = True
+    """False where some of its MACs are not known: `macs` is only what is."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,8 @@ class Skipped:
     executions: int
     macs: int
     time_ns: float
+    macs_known: bool = True
+    """False where `macs` is only 0 because nothing tells how many there are."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +98,10 @@ class ExportReport:
     """Of an export of a part of a trace: `text` says which; executions, time and MACs of the part and of the whole."""
 
     def totals(self) -> dict[str, dict[str, float]]:
-        """Executions, time (ns) and MACs: exported, skipped and total."""
+        """Executions, time (ns) and MACs: exported, skipped and total.
+
+        Of the MACs these are what is known; `unknown_executions` exported and skipped, of `unknown_time_ns`, may have more.
+        """
         done = {
             "executions": sum(len(la.executions) for la in self.layers),
             "time_ns": sum(la.time_ns for la in self.layers),
@@ -105,7 +112,14 @@ class ExportReport:
             "time_ns": sum(s.time_ns for s in self.skipped),
             "macs": sum(s.macs for s in self.skipped),
         }
-        return {k: {"exported": done[k], "skipped": left[k], "total": done[k] + left[k]} for k in done}
+        found: dict[str, dict[str, float]] = {k: {"exported": done[k], "skipped": left[k], "total": done[k] + left[k]} for k in done}
+        exported = [la for la in self.layers if not la.macs_known]
+        skipped = [s for s in self.skipped if not s.macs_known]
+        found["macs"] |= {
+            "unknown_executions": sum(len(la.executions) for la in exported) + sum(s.executions for s in skipped),
+            "unknown_time_ns": sum(la.time_ns for la in exported) + sum(s.time_ns for s in skipped),
+        }
+        return found
 
     def verify(self, executions: int, time_ns: float, macs: int) -> None:
         """Exported + skipped must equal these totals of the trace.
@@ -186,7 +200,7 @@ def _checked(layer: ExportedLayer) -> ExportedLayer:
     whole = layer.macs, layer.count, *layer.executions
     if any(type(text) is not str for text in texts) or any(type(number) is not int for number in whole):
         raise TypeError(f"layer {layer.name!r} has fields of the wrong type")
-    if type(layer.time_ns) not in (int, float) or not isinstance(layer.facts, dict):
+    if type(layer.time_ns) not in (int, float) or type(layer.macs_known) is not bool or not isinstance(layer.facts, dict):
         raise TypeError(f"layer {layer.name!r} has fields of the wrong type")
     return layer
 

@@ -163,9 +163,25 @@ KINDS: dict[str, str] = {
         _DeviceRetval _Retval _SINK _SOURCE _SwitchN
     """,
     "opaque": """
-        BatchFunction Case EagerPyFunc For If IteratorGetNext IteratorGetNextSync MapDefun PartitionedCall PyFunc
-        PyFuncStateless RemoteCall StatefulPartitionedCall StatelessCase StatelessIf StatelessWhile SymbolicGradient
-        TPUPartitionedCall While XlaCallModule XlaHostCompute XlaLaunch XlaLaunchV2 _If _While _XlaCompile _XlaMerge _XlaRun
+        BatchFunction Case ChooseFastestBranchDataset DataServiceDatasetV3 DataServiceDatasetV4 DatasetToSingleElement
+        DatasetToTFRecord EagerPyFunc ExperimentalGroupByReducerDataset ExperimentalGroupByWindowDataset
+        ExperimentalMapAndBatchDataset ExperimentalMapDataset ExperimentalParallelInterleaveDataset ExperimentalScanDataset
+        ExperimentalTakeWhileDataset FilterDataset FlatMapDataset For GeneratorDataset GroupByReducerDataset
+        GroupByWindowDataset If IndexFlatMapDataset InterleaveDataset IteratorGetNext IteratorGetNextAsOptional
+        IteratorGetNextSync LegacyParallelInterleaveDatasetV2 LoadDataset MapAndBatchDataset MapDataset MapDefun
+        MultiDeviceIteratorGetNextFromShard OneShotIterator ParallelFilterDataset ParallelInterleaveDataset
+        ParallelInterleaveDatasetV2 ParallelInterleaveDatasetV3 ParallelInterleaveDatasetV4 ParallelMapDataset
+        ParallelMapDatasetV2 PartitionedCall PyFunc PyFuncStateless ReduceDataset RemoteCall RiscCondition RiscWhile SaveDataset
+        SaveDatasetV2 ScanDataset SnapshotDatasetV2 StatefulPartitionedCall StatelessCase StatelessIf StatelessWhile
+        SymbolicGradient TPUPartitionedCall TakeWhileDataset While XlaCallModule XlaHostCompute XlaIf XlaLaunch XlaLaunchV2
+        XlaReduce XlaReduceWindow XlaScatter XlaSelectAndScatter
+        XlaSparseDenseMatmulCustomCombinerOnTcGradWithAdagradAndCsrInput
+        XlaSparseDenseMatmulCustomCombinerOnTcGradWithAdagradMomentumAndCsrInput
+        XlaSparseDenseMatmulCustomCombinerOnTcGradWithAdamAndCsrInput XlaSparseDenseMatmulCustomCombinerOnTcGradWithCsrInput
+        XlaSparseDenseMatmulCustomCombinerOnTcGradWithFtrlAndCsrInput
+        XlaSparseDenseMatmulCustomCombinerOnTcGradWithSgdAndCsrInput XlaSparseDenseMatmulCustomCombinerOnTcWithCsrInput
+        XlaSparseDenseMatmulGradWithCsrInput XlaVariadicReduce XlaVariadicReduceV2 XlaVariadicSort XlaWhile _If _TPUReplicate
+        _While _XlaCompile _XlaMerge _XlaRun
     """,
 }
 """Kind to the op types that are of it, separated by blanks."""

@@ -230,10 +230,10 @@ def account(
     `left_out` is, by structure, local number to reason. Times are summed over the views. What is outside a selection is in neither.
     """
     layers: list[ExportedLayer] = []
-    skipped: dict[tuple[str, str], list[float]] = {}
+    skipped: dict[tuple[str, str, bool], list[float]] = {}
     for structure, group in _by_structure(views).items():
         view, time = group[0], np.sum([v.duration_ns for v in group], axis=0).tolist()
-        macs = view.costs.macs.tolist()
+        macs, macs_known = view.costs.macs.tolist(), view.costs.macs_known.tolist()
         reasons = left_out.get(structure, {})
         by_node: dict[int, list[int]] = {}
         for i in np.flatnonzero(view.chosen).tolist():
@@ -241,7 +241,7 @@ def account(
             if i not in reasons:
                 by_node.setdefault(node, []).append(i)
                 continue
-            row = skipped.setdefault((view.trace.node_ops[node], reasons[i]), [0, 0, 0.0])
+            row = skipped.setdefault((view.trace.node_ops[node], reasons[i], macs_known[i]), [0, 0, 0.0])
             row[:] = row[0] + 1, row[1] + macs[i], row[2] + time[i]
         for node, members in by_node.items():
             layers.append(
@@ -250,11 +250,13 @@ def account(
                     executions=tuple(i + view.rows.start for i in members),
                     macs=sum(macs[i] for i in members),
                     time_ns=float(sum(time[i] for i in members)),
+                    macs_known=all(macs_known[i] for i in members),
                     **describe(view, node, members),
                 )
             )
     return tuple(layers), tuple(
-        Skipped(op, reason, int(count), int(macs), time_ns) for (op, reason), (count, macs, time_ns) in skipped.items()
+        Skipped(op, reason, int(count), int(macs), time_ns, macs_known)
+        for (op, reason, macs_known), (count, macs, time_ns) in skipped.items()
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 
 from fathom_trace.checks import Checks, check
+from fathom_trace.ops import kind
 from fathom_trace.profile import FIRST_RUN_RATIO, FirstRun, Row, profile
 from fathom_trace.terminal import print_pairs, print_table
 from fathom_trace.trace import Trace
 from fathom_trace.units import format_bytes, format_ns, format_share
 
 TOP = 10
+NAMES_SHOWN = 3
 
 
 LARGE_ROWS = 2_000_000
@@ -99,9 +101,13 @@ class Summary(Overview):
     top_ops: tuple[Row, ...]
     first_runs: tuple[FirstRun, ...]
     opaque_calls: tuple[str, ...]
-    """Calls that TensorFlow runs as one op and that could not be looked into: their costs are unknown."""
+    """Nodes that ran functions which could not be looked into, or not whole: their costs are unknown. The longest first."""
+    opaque_shares: tuple[float | None, ...]
+    """The share of the op time of each; None without times."""
+    opaque_parts: tuple[tuple[str, ...], ...]
+    """Of each, what could not be looked into where the rest could: the op types inside it; empty where nothing could."""
     opaque_share: float | None
-    """Their share of the op time."""
+    """The share of the op time of all of them."""
     dropped: int
     """Executions that the capture was told not to keep, over all steps."""
     assumed: tuple[tuple[str, str], ...]
@@ -115,15 +121,26 @@ class Summary(Overview):
         if self.dropped:
             found.append(f"{self.dropped} executions were dropped as --max-events asks; capture without it for a complete trace")
         if self.opaque_calls:
-            share = "" if self.opaque_share is None else f" ({format_share(self.opaque_share)} of the op time)"
-            named = ", ".join(f"'{name}'" for name in self.opaque_calls[:3]) + (" and others" if len(self.opaque_calls) > 3 else "")
-            found.append(f"what is inside {named}{share} is unknown: TensorFlow runs it as one op")
+            found.append(f"what is inside {self._opaque_text()} is unknown: TensorFlow runs it as one op")
         if self.first_run_ratio and self.first_run_ratio > FIRST_RUN_RATIO:
             found.append(
                 f"the first run took {self.first_run_ratio:.0f} times as long as the usual step; it is in no figure but its own"
             )
         found += [f"the shape of {node} depends on data; {taken} was taken" for node, taken in self.assumed]
         return found + [f"{first}; medians are shown" for first in self.first_runs]
+
+    def _opaque_text(self) -> str:
+        """The opaque calls that take longest, with what is hidden in those that are so in part, and shares of the op time."""
+        calls = list(zip(self.opaque_calls, self.opaque_shares, self.opaque_parts, strict=True))
+        what, texts = " of the op time" if len(calls) == 1 else "", []
+        for name, share, parts in calls[:NAMES_SHOWN]:
+            said = [f"in part: {', '.join(parts)}"] if parts else []
+            said += [format_share(share) + what] if share is not None else []
+            texts.append(f"'{name}'" + (f" ({'; '.join(said)})" if said else ""))
+        text = ", ".join(texts) + (f" and {len(calls) - NAMES_SHOWN} more" if len(calls) > NAMES_SHOWN else "")
+        if len(calls) > 1 and self.opaque_share is not None:
+            text += f", in all {format_share(self.opaque_share)} of the op time,"
+        return text
 
     def to_dict(self) -> dict[str, Any]:
         """For `--json`."""
@@ -190,8 +207,7 @@ def summarize(trace: Trace, file: Path) -> Summary:
         executions=_main_executions(trace),
         top_ops=table.rows[:TOP] if table else (),
         first_runs=table.first_runs if table else (),
-        opaque_calls=tuple(provenance.get("opaque_calls") or ()),
-        opaque_share=_share_of(trace, provenance.get("opaque_calls") or ()),
+        **_opaque(trace),
         dropped=found.produced - found.recorded if provenance.get("max_events") else 0,
         assumed=tuple(dict(provenance.get("assumed_shapes") or {}).items()),
         checks=found,
@@ -217,14 +233,42 @@ def print_summary(summary: Summary) -> None:
         print(f"problem: {problem}")
 
 
-def _share_of(trace: Trace, names: Sequence[str]) -> float | None:
-    """The share of the op time that nodes of these names take; None without times."""
-    if not names or not trace.has_times:
-        return None
-    durations = trace.median_durations(trace.main_structure)
-    nodes = [trace.node_index[name] for name in names if name in trace.node_index]
-    mine = np.isin(trace.executions.node[trace.structure_rows(trace.main_structure)], nodes)
-    return float(durations[mine].sum() / durations.sum()) if durations.sum() else None
+def _opaque(trace: Trace) -> dict[str, Any]:
+    """The fields of a `Summary` on functions that could not be looked into: from what ran, and from what capture noted."""
+    inside = _opaque_nodes(trace)
+    for name in trace.provenance.get("opaque_calls") or ():
+        inside.setdefault(trace.node_index.get(name, -1), set())
+    inside.pop(-1, None)
+    shares: dict[int, float | None] = dict.fromkeys(inside)
+    if trace.has_times and len(trace.structures):
+        durations = trace.median_durations(trace.main_structure)
+        nodes = trace.executions.node[trace.structure_rows(trace.main_structure)]
+        total = float(durations.sum())
+        spent = np.bincount(nodes, durations, len(trace.nodes))
+        shares = {node: float(spent[node]) / total if total else 0.0 for node in inside}
+    calls = sorted(inside, key=lambda node: (-(shares[node] or 0.0), trace.node_names[node]))
+    known = [share for share in shares.values() if share is not None]
+    return {
+        "opaque_calls": tuple(trace.node_names[node] for node in calls),
+        "opaque_shares": tuple(shares[node] for node in calls),
+        "opaque_parts": tuple(tuple(sorted(inside[node])) for node in calls),
+        "opaque_share": sum(known) if known else None,
+    }
+
+
+def _opaque_nodes(trace: Trace) -> dict[int, set[str]]:
+    """Nodes that ran a function which was not expanded; and calls that were, but for nodes inside, with the op types of these."""
+    executions = trace.executions
+    is_opaque = np.array([kind(op) == "opaque" for op in trace.node_ops], bool)[executions.node] & trace.chosen
+    is_opaque[executions.parent[executions.parent >= 0]] = False
+    inside: dict[int, set[str]] = {}
+    for row in np.flatnonzero(is_opaque).tolist():
+        node, parent = int(executions.node[row]), int(executions.parent[row])
+        if parent < 0:
+            inside.setdefault(node, set())
+        else:
+            inside.setdefault(int(executions.node[parent]), set()).add(trace.node_ops[node])
+    return inside
 
 
 def _main_executions(trace: Trace) -> int:

@@ -16,6 +16,7 @@ from fathom_trace.costs import costs
 from fathom_trace.layers import layer_links
 from fathom_trace.loops.recover import constant_value
 from fathom_trace.node_graph import NodeGraph
+from fathom_trace.ops import kind
 from fathom_trace.phases import ROLES, phases
 from fathom_trace.profile import profile
 from fathom_trace.store import load
@@ -161,6 +162,52 @@ def test_a_loop_inside_is_opaque_with_its_share_of_time_and_never_zero() -> None
     assert table["opaque"].time_ns is not None
     assert table["opaque"].time_ns > 0
     assert profile(trace).coverage["macs"].time < 1  # type: ignore[operator]
+    (hidden,) = inner(trace, "StatelessWhile")
+    call = int(trace.executions.parent[hidden])
+    assert trace.provenance["opaque_calls"] == [trace.node_names[int(trace.executions.node[call])]]
+
+
+def test_a_loop_in_a_call_that_is_not_compiled_leaves_the_trace_incomplete() -> None:
+    """TensorFlow records what the loop ran under names that stand in no graph: it was lost."""
+    kept = tf.function(
+        lambda x, w: tf.while_loop(lambda i, _: i < 5, lambda i, y: (i + 1, tf.matmul(y, w)), (0, x))[1],
+        experimental_attributes={"_noinline": True},
+    )
+    trace = capture(lambda x, w: kept(x, w) + 1.0, ones(2, 4), ones(4, 4), plan=QUICK)
+    step = trace.traced_steps[0]
+    assert sum(count for name, count in trace.provenance["unplaced_records"].items() if name.endswith("MatMul")) == 5
+    assert not trace.steps.complete[step]
+    assert trace.steps.produced[step] - trace.steps.recorded[step] >= 5
+
+
+def test_what_runs_over_a_data_set_or_in_python_is_opaque() -> None:
+    @tf.function
+    def total(x: Any) -> Any:
+        result = tf.zeros([])
+        for batch in tf.data.Dataset.from_tensor_slices(x).map(lambda row: row * 2.0).batch(2):
+            result += tf.reduce_sum(batch)
+        return result + tf.numpy_function(np.sum, [x], tf.float32)
+
+    trace = run(total, ones(6, 3))
+    hidden = {trace.node_ops[trace.node_index[name]] for name in trace.provenance["opaque_calls"]}
+    assert {"ReduceDataset", "PyFunc"} <= hidden <= {"MapDataset", "ScanDataset", "ReduceDataset", "PyFunc"}
+
+
+def test_every_op_type_that_runs_a_function_is_opaque() -> None:
+    """By TensorFlow's own list of op types. The rest are its test ops, and two that hand a function over without running it."""
+    from tensorflow.core.framework import op_def_pb2
+    from tensorflow.python.client import pywrap_tf_session
+
+    listed = op_def_pb2.OpList()
+    listed.ParseFromString(pywrap_tf_session.TF_GetBuffer(pywrap_tf_session.TF_GetAllOpList()))
+    with_function = {op.name for op in listed.op if any(a.type in ("func", "list(func)") for a in op.attr)}
+    assert len(with_function) > 50
+    assert {name for name in with_function if kind(name) != "opaque"} == {
+        "FuncAttr",
+        "FuncListAttr",
+        "RpcServerRegister",
+        "TPUCompile",
+    }
 
 
 LOADED = """

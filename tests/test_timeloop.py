@@ -229,7 +229,7 @@ def test_the_own_shape_can_be_written_out(tmp_path: Path) -> None:
 
 
 def test_a_trace_without_products_cannot_be_exported(tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match="no convolution and no matrix product"):
+    with pytest.raises(ExportError, match=r"nothing of the trace has a loop nest .*; what may multiply: 1 x OpB"):
         TIMELOOP.write(diamond(), tmp_path, TIMELOOP.Options())
     with pytest.raises(UnknownNameError, match="did you mean 'unique'"):
         apply_settings(TIMELOOP.Options(), {"uniqe": "true"}, "exporter")

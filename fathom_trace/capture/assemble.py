@@ -25,7 +25,7 @@ from fathom_trace.capture.graph import (
     variable_access,
 )
 from fathom_trace.capture.lift import Lifted
-from fathom_trace.capture.opaque import Argument, InnerOp, expand, is_opaque_call
+from fathom_trace.capture.opaque import Argument, InnerOp, expand, is_opaque_call, runs_function
 from fathom_trace.capture.stepstats import RECORD_CAP, Signatures, StepRecords
 from fathom_trace.effects import access_key
 from fathom_trace.trace import Trace
@@ -94,7 +94,12 @@ class Assembler:
         self.library = dict(library)
         self.inner_nodes: list[tuple[str, InnerOp, list[tuple[int, int]], str]] = []
         self.unexpanded: set[str] = set()
+        self._hiding: set[str] = set()
+        """Other nodes that ran a function whose ops are not recorded."""
+        self._partly: set[str] = set()
+        """Expanded calls with such a node inside."""
         self._is_opaque = [is_opaque_call(n.op, n.attributes) for n in nodes]
+        self._runs_function = [runs_function(n.op, n.definition) for n in nodes]
         self._no_bounds: IntColumn = np.zeros(0, np.int64)
         self._inner_rows: dict[int, list[int]] = {}
         self._expanded: dict[tuple[str, tuple[Argument, ...]], list[InnerOp] | None] = {}
@@ -174,9 +179,9 @@ class Assembler:
         return sum(1 for e in ends if e not in ran)
 
     def _hidden(self, records: StepRecords) -> int:
-        """Records that have no place in the trace. Those of a call that could be looked into have one: the executions expanded from it."""
+        """Records that have no place in the trace. Those of a call that was expanded whole have one: the executions from it."""
         has_calls = any(self._is_opaque)
-        return 0 if has_calls and not self.unexpanded else sum(records.unplaced.values())
+        return 0 if has_calls and not (self.unexpanded or self._partly) else sum(records.unplaced.values())
 
     def _add_spans(self, step: int, records: StepRecords, structure: int) -> None:
         if not records.spans:
@@ -265,6 +270,8 @@ class Assembler:
         bounds = _bounds(columns.input_counts) if any(self._is_opaque) else self._no_bounds
         for place, node in enumerate(records.node[order].tolist()):
             if not self._is_opaque[node]:
+                if self._runs_function[node]:
+                    self._hiding.add(self.nodes[node].name)
                 continue
             call = base + place
             given = columns.inputs[bounds[call] : bounds[call + 1]]
@@ -272,6 +279,8 @@ class Assembler:
             if inner is None:
                 self.unexpanded.add(self.nodes[node].name)
                 continue
+            if any(runs_function(op.op, op.definition) for op in inner):
+                self._partly.add(self.nodes[node].name)
             tensors: list[int] = []
             for op in inner:
                 execution = len(columns.input_counts)
@@ -394,7 +403,7 @@ class Assembler:
     def _losses(self) -> dict[str, Any]:
         return {
             "record_cap_reached": self.is_capped,
-            "opaque_calls": sorted(self.unexpanded)[:50],
+            "opaque_calls": sorted(self.unexpanded | self._partly | self._hiding)[:50],
             "unplaced_records": dict(sorted(self.unplaced.items())[:50]),
             "first_missing": next((s.first_missing for s in self.made if s.first_missing), ""),
         }

@@ -17,6 +17,7 @@ from tensorflow.core.framework import graph_pb2
 
 from fathom_trace.capture.graph import attributes, output_offset
 from fathom_trace.capture.legacy import WRITTEN_OUT
+from fathom_trace.ops import UNKNOWN, kind
 
 CALL_OPS = frozenset({"PartitionedCall", "StatefulPartitionedCall", "XlaLaunch"})
 _HANDLES = (tf.resource, tf.variant)
@@ -49,6 +50,15 @@ class Argument:
 def is_opaque_call(op: str, attrs: Mapping[str, Any]) -> bool:
     """True for a node that hides a function's ops from the step stats."""
     return op in CALL_OPS and ("f" in attrs or "function" in attrs)
+
+
+def runs_function(op: str, definition: Any) -> bool:
+    """True for a node that runs a function whose ops the step stats do not show: a loop, a branch, a reduction of a data set, ..."""
+    if kind(op) == "opaque":
+        return True
+    attrs = definition.attr.values() if definition is not None else ()
+    has_function = any(value.WhichOneof("value") == "func" or value.list.func for value in attrs)
+    return has_function and kind(op) == UNKNOWN
 
 
 def expand(function: str, library: Mapping[str, Any], arguments: Sequence[Argument]) -> list[InnerOp] | None:

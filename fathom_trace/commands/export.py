@@ -74,8 +74,18 @@ def _print(report: ExportReport, folder: Path) -> None:
         (key.removesuffix("_ns"), show(totals[key]["exported"]), show(totals[key]["skipped"]), format_share(_share(totals[key])))
         for key, show in (("executions", _count), ("time_ns", format_ns), ("macs", format_count))
     ]
+    if totals["macs"]["unknown_executions"]:
+        label, exported, skipped, share = rows[-1]
+        exported, skipped = (
+            f">= {text}" if any(not row.macs_known for row in found) else text
+            for text, found in ((exported, report.layers), (skipped, report.skipped))
+        )
+        rows[-1] = (label, exported, skipped, f"{share} of what is known" if totals["macs"]["total"] else "unknown")
     print_table(("", "exported", "skipped", "share exported"), rows)
     whole = totals["time_ns"]["total"] or 1
+    if totals["macs"]["unknown_executions"]:
+        time = format_share(totals["macs"]["unknown_time_ns"] / whole)
+        print(f"{_count(totals['macs']['unknown_executions'])} executions have unknown MACs, with {time} of the time")
     if report.skipped:
         print("skipped, by time")
     longest = sorted(report.skipped, key=lambda s: -s.time_ns)

@@ -83,7 +83,7 @@ PROVENANCE_KEYS = {
     "assumed_shapes": "of a static trace: nodes whose shapes depend on data, with the shapes that were taken instead",
     "selection": "of a part of a trace: what was selected; the rest is outside (see `executions/kind`)",
     "record_cap_reached": "whether TensorFlow's limit of records a step was reached",
-    "opaque_calls": "calls whose inner ops the records do not show (at most 50)",
+    "opaque_calls": "nodes that ran functions whose ops the records do not show, or not all of them (at most 50)",
     "unplaced_records": "records that belong to no node, name to number (at most 50)",
     "first_missing": "first node known to be missing from a step, or empty",
     "projected": "what was projected from what, and how (written by `whatif -o`): then no time of the trace was measured",
