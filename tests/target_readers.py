@@ -77,7 +77,7 @@ def chakra(report: ExportReport, folder: Path, trace: Trace) -> str:
     found = chakra_files.read_with_reference(folder, [f for f in report.files if f.endswith(".et")])
     for nodes in found.values():
         at = {n.id: n for n in nodes}
-        assert len(at) == len(nodes) == len(report.layers)
+        assert len(at) == len(nodes) == sum(len(layer.executions) for layer in report.layers)
         graph = networkx.DiGraph((d, n.id) for n in nodes for d in n.deps)
         graph.add_nodes_from(at)
         assert set(graph.nodes) == set(at)
@@ -88,7 +88,7 @@ def chakra(report: ExportReport, folder: Path, trace: Trace) -> str:
 
 def perfetto(report: ExportReport, folder: Path, trace: Trace) -> str:
     """Slices, their total time and flows; no error or loss that the trace processor counts."""
-    [step] = {int(layer.facts["step"]) for layer in report.layers if "step" in layer.facts} or {
+    step = int(report.settings["step"])
         trace.steps_of(trace.main_structure)[0]
     }
     problems, [slices], [flows] = perfetto_processor.ask(folder / report.files[0], *PERFETTO_QUERIES)
@@ -108,7 +108,7 @@ def xprof(report: ExportReport, folder: Path, trace: Trace) -> str:
     rows = [dict(zip(columns, [c["v"] for c in row["c"]], strict=True)) for row in table["rows"]]
     count: Counter[tuple[str, str]] = Counter()
     time_ns: dict[tuple[str, str], float] = defaultdict(float)
-    step = int(report.settings.get("step") or trace.steps_of(trace.main_structure)[0])
+    step = int(report.settings["step"])
     rows_of = trace.structure_rows(trace.main_structure)
     for node, duration in zip(trace.executions.node[rows_of].tolist(), trace.durations(step).tolist(), strict=True):
         op, _, op_type = module.event_name(trace.node_names[node], trace.node_ops[node]).partition(":")
