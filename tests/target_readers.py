@@ -89,8 +89,6 @@ def chakra(report: ExportReport, folder: Path, trace: Trace) -> str:
 def perfetto(report: ExportReport, folder: Path, trace: Trace) -> str:
     """Slices, their total time and flows; no error or loss that the trace processor counts."""
     step = int(report.settings["step"])
-        trace.steps_of(trace.main_structure)[0]
-    }
     problems, [slices], [flows] = perfetto_processor.ask(folder / report.files[0], *PERFETTO_QUERIES)
     assert problems == []
     shown = sum(len(layer.executions) for layer in report.layers)
