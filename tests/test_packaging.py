@@ -88,7 +88,8 @@ def test_the_same_smoke_test_passes_however_the_package_is_there(command: Comman
     assert json.loads(command("info", str(trace_file), "--json", folder=tmp_path).stdout)["executions"] == 4
     command("export", str(trace_file), "scale-sim", "-o", "exported", folder=tmp_path)
     exported = json.loads((tmp_path / "exported" / "export.json").read_text())
-    assert exported["totals"]["macs"] == {"exported": 2 * 3 * 5, "skipped": 0, "total": 2 * 3 * 5}
+    macs = exported["totals"]["macs"]
+    assert {key: macs[key] for key in ("exported", "skipped", "total")} == {"exported": 2 * 3 * 5, "skipped": 0, "total": 2 * 3 * 5}
     projected = json.loads(command("whatif", str(trace_file), "--speedup", "MatMul=3", "--json", folder=tmp_path).stdout)
     assert {e["method"]: e["speedup"] for e in projected["estimates"]} == pytest.approx(
         dict.fromkeys(("amdahl", "replay", "unlimited"), 40 / 20)

@@ -215,6 +215,9 @@ def test_an_unknown_suffix_is_one_line(name: str, tmp_path: Path) -> None:
     message = r"is not a trace's file name; give it the suffix \.h5 or \.hdf5 \(HDF5\), or \.pb \(protobuf\)$"
     with pytest.raises(TraceFileError, match=message):
         store.save(small.diamond(), tmp_path / name)
+    with pytest.raises(TraceFileError, match=r"does not exist; `fathom-trace capture` writes traces$"):
+        store.load(tmp_path / name)
+    (tmp_path / name).write_bytes(b"something")
     with pytest.raises(TraceFileError, match=message):
         store.load(tmp_path / name)
 

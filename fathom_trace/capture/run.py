@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -101,15 +102,15 @@ def run_workload(name: str, workload: Any, options: Any, batch_size: int, reques
 
 def _build(workload: Any, options: Any, mode: str, batch_size: int, seed: int, is_static: bool) -> Program:
     """The workload's program; for a static capture with variables that have no values, unless building it reads them."""
-    if is_static:
-        try:
-            with variables_without_values():
-                made: Program = workload.build(options, mode, batch_size, seed)
-            return made
-        except tf.errors.OpError:
-            pass  # it reads what has no value; with values it can be built
-    built: Program = workload.build(options, mode, batch_size, seed)
-    return built
+    made: Program
+    try:
+        with variables_without_values() if is_static else nullcontext():
+            made = workload.build(options, mode, batch_size, seed)
+    except tf.errors.OpError:
+        if not is_static:
+            raise
+        made = workload.build(options, mode, batch_size, seed)  # building it reads a variable, so its variables need values
+    return made
 
 
 def run_target(request: CaptureRequest, progress: Progress) -> Trace:
