@@ -23,7 +23,7 @@ from typing import Any
 
 from fathom_trace.builder import ITEM_BYTES
 from fathom_trace.errors import ExportError, OptionError, TraceError
-from fathom_trace.exporter import TARGET_RAN, CheckReport, ExportedLayer, ExportReport, Target, read_layer_map, unique_name
+from fathom_trace.exporter import TARGET_RAN, CheckReport, ExportedLayer, ExportReport, Target, misplaced, read_layer_map, unique_name
 from fathom_trace.loops import ConvolutionNest, Layer, LoopNest, Work, find_work, nest_from_json, operand_tensors
 from fathom_trace.loops.projections import Access, Index, Statement, distinct, extent, operand_elements, statement
 from fathom_trace.options import option
@@ -450,13 +450,9 @@ def check(folder: Path) -> CheckReport:
         ExportError: there is no `export.json`, or it is none.
     """
     layer_map = read_layer_map(folder)
-    problems: list[str] = []
-    executions = [e for layer in layer_map for e in layer.executions]
-    if len(executions) != len(set(executions)):
-        problems.append("export.json lists an execution twice")
     expected = {layer.place.partition(":")[0] for layer in layer_map}
     on_disk = {path.name for path in folder.glob(f"*{FILE_SUFFIX}")}
-    problems += [f"{name} is not in export.json" for name in sorted(on_disk - expected)]
+    problems = misplaced(layer_map, on_disk)
     facts = {"einsums": 0, "instances": 0, "tensors": 0, "shared tensors": 0, "macs": 0}
     for name in sorted(expected):
         einsums = _parse(folder / name, problems)

@@ -31,7 +31,17 @@ from google.protobuf.message import DecodeError
 
 from fathom_trace import wire
 from fathom_trace.errors import ExportError, TraceError, one_line
-from fathom_trace.exporter import TARGET_RAN, CheckReport, ExportedLayer, ExportReport, Skipped, Target, read_layer_map, unique_name
+from fathom_trace.exporter import (
+    TARGET_RAN,
+    CheckReport,
+    ExportedLayer,
+    ExportReport,
+    Skipped,
+    Target,
+    misplaced,
+    read_layer_map,
+    unique_name,
+)
 from fathom_trace.generated import onnx_model_pb2 as schema
 from fathom_trace.loops import (
     Axis,
@@ -571,13 +581,9 @@ def check(folder: Path) -> CheckReport:
         ExportError: there is no `export.json`, or it is none.
     """
     layer_map = read_layer_map(folder)
-    problems: list[str] = []
     on_disk = sorted(p.name for p in folder.iterdir() if p.suffix in (".onnx", ".weights"))
     named = {layer.place.partition(":")[0] for layer in layer_map}
-    problems += [f"{name} is not in export.json" for name in on_disk if name.endswith(".onnx") and name not in named]
-    seen = sorted(e for layer in layer_map for e in layer.executions)
-    if len(seen) != len(set(seen)):
-        problems.append("export.json lists an execution twice")
+    problems = misplaced(layer_map, (name for name in on_disk if name.endswith(".onnx")))
     facts = {"nodes": 0, "inputs": 0, "initializers": 0, "outputs": 0, "links": 0, "macs": 0}
     for file in sorted(named):
         nodes = _parse(folder, file, facts, problems)

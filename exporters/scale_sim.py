@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from fathom_trace.errors import ExportError, OptionError, TraceError
-from fathom_trace.exporter import TARGET_RAN, CheckReport, ExportedLayer, ExportReport, Target, read_layer_map, unique_name
+from fathom_trace.exporter import TARGET_RAN, CheckReport, ExportedLayer, ExportReport, Target, misplaced, read_layer_map, unique_name
 from fathom_trace.loops import ConvolutionNest, Layer, LoopNest, Work, find_work, nest_from_json
 from fathom_trace.loops.nests import FILTER_GRAD, FORWARD
 from fathom_trace.options import option
@@ -365,16 +365,12 @@ def check(folder: Path) -> CheckReport:
         ExportError: there is no `export.json`, or it is none.
     """
     layer_map = read_layer_map(folder)
-    problems: list[str] = []
     by_file: dict[str, list[ExportedLayer]] = defaultdict(list)
     for layer in layer_map:
         by_file[layer.place.partition(":")[0]].append(layer)
-    seen: list[int] = sorted(e for layer in layer_map for e in layer.executions)
-    if len(seen) != len(set(seen)):
-        problems.append("export.json lists an execution twice")
     facts = {"convolution lines": 0, "product lines": 0, "simulated layers": 0, "macs": 0}
     on_disk = {p.name for p in folder.glob("*.csv") if not p.name.endswith("_layout.csv")}
-    problems += [f"{name} is not in export.json" for name in sorted(on_disk - set(by_file))]
+    problems = misplaced(layer_map, on_disk)
     for name, written in by_file.items():
         kind = name.removesuffix(".csv").rpartition("_")[2]
         if kind not in HEADERS:

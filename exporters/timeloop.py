@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from fathom_trace.errors import ExportError, TraceError
-from fathom_trace.exporter import OWN_GRAMMAR, CheckReport, ExportedLayer, ExportReport, Target, read_layer_map
+from fathom_trace.exporter import OWN_GRAMMAR, CheckReport, ExportedLayer, ExportReport, Target, misplaced, read_layer_map
 from fathom_trace.loops import ConvolutionNest, Layer, LoopNest, Work, find_work, nest_from_json
 from fathom_trace.loops.nests import FORWARD
 from fathom_trace.loops.projections import Index, distinct, operand_elements, statement
@@ -279,12 +279,8 @@ def check(folder: Path) -> CheckReport:
         ExportError: there is no `export.json`, or it is none.
     """
     layer_map = read_layer_map(folder)
-    problems: list[str] = []
-    executions = [e for layer in layer_map for e in layer.executions]
-    if len(executions) != len(set(executions)):
-        problems.append("export.json lists an execution twice")
     on_disk = {path.name for path in folder.glob("*.yaml")}
-    problems += [f"{name} is not in export.json" for name in sorted(on_disk - {layer.place for layer in layer_map})]
+    problems = misplaced(layer_map, on_disk)
     if len({layer.place for layer in layer_map}) != len(layer_map):
         problems.append("export.json names a file twice")
     facts = {"problems": 0, "runs": 0, "macs": 0}

@@ -31,7 +31,17 @@ import yaml
 
 from fathom_trace.builder import ITEM_BYTES
 from fathom_trace.errors import ExportError, OptionError, TraceError, one_line
-from fathom_trace.exporter import TARGET_RAN, CheckReport, ExportedLayer, ExportReport, Skipped, Target, read_layer_map, unique_name
+from fathom_trace.exporter import (
+    TARGET_RAN,
+    CheckReport,
+    ExportedLayer,
+    ExportReport,
+    Skipped,
+    Target,
+    misplaced,
+    read_layer_map,
+    unique_name,
+)
 from fathom_trace.loops import (
     ConvolutionNest,
     GemmNest,
@@ -407,13 +417,9 @@ def check(folder: Path) -> CheckReport:
         ExportError: there is no `export.json`, or it is none.
     """
     layer_map = read_layer_map(folder)
-    problems: list[str] = []
     on_disk = sorted(p.name for p in folder.glob("*.yaml"))
     named = {layer.place.partition(":")[0] for layer in layer_map}
-    problems += [f"{name} is not in export.json" for name in on_disk if name not in named]
-    seen = sorted(e for layer in layer_map for e in layer.executions)
-    if len(seen) != len(set(seen)):
-        problems.append("export.json lists an execution twice")
+    problems = misplaced(layer_map, on_disk)
     facts = {"layers": 0, "links": 0, "macs": 0}
     for file in sorted(named):
         parsed = _parse(folder / file, problems)

@@ -18,7 +18,7 @@ An exporter drops nothing silently: exported + skipped = everything, by executio
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -203,6 +203,16 @@ def _checked(layer: ExportedLayer) -> ExportedLayer:
     if type(layer.time_ns) not in (int, float) or type(layer.macs_known) is not bool or not isinstance(layer.facts, dict):
         raise TypeError(f"layer {layer.name!r} has fields of the wrong type")
     return layer
+
+
+def misplaced(layer_map: Sequence[ExportedLayer], on_disk: Iterable[str]) -> list[str]:
+    """What is wrong with a layer map in any format: files that it does not name among those `on_disk`, executions that it lists twice."""
+    named = {layer.place.partition(":")[0] for layer in layer_map}
+    problems = [f"{name} is not in {REPORT_NAME}" for name in sorted(set(on_disk) - named)]
+    executions = [e for layer in layer_map for e in layer.executions]
+    if len(executions) != len(set(executions)):
+        problems.append(f"{REPORT_NAME} lists an execution twice")
+    return problems
 
 
 def unique_name(name: str, taken: set[str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,16 @@ def simulator_python(name: str) -> Path:
             pytest.fail(message, pytrace=False)
         pytest.skip(message)
     return python
+
+
+def run_example(script: str, simulator: str, argument: str, folder: Path) -> list[str]:
+    """The lines that a script of `examples/` prints in `folder`, given an argument and a simulator's Python."""
+    root = Path(__file__).parents[1]
+    command = [sys.executable, str(root / "examples" / script), argument, str(simulator_python(simulator))]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.splitlines()
 
 
 def run_in_simulator(name: str, code: str, folder: Path, *arguments: str) -> Any:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -22,7 +19,7 @@ from tests.accelforge_files import ACCELFORGE, einsums, export, mapped, projecti
 from tests.brute_force import Case
 from tests.program import Program, dilated_depthwise
 from tests.random_layers import random_layers
-from tests.simulator_env import simulator_python
+from tests.simulator_env import run_example
 from tests.small import diamond
 
 
@@ -567,17 +564,7 @@ def test_the_example_closes_the_loop(tmp_path: Path) -> None:
     trace = looped()
     assert trace.median_durations(trace.main_structure).sum() == 90
     save(trace, tmp_path / "looped.h5")
-    root = Path(__file__).parents[1]
-    command = [
-        sys.executable,
-        str(root / "examples" / "accelforge_closes_the_loop.py"),
-        "looped.h5",
-        str(simulator_python("accelforge")),
-    ]
-    environment = {**os.environ, "PYTHONPATH": str(root)}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    lines = done.stdout.splitlines()
+    lines = run_example("accelforge_closes_the_loop.py", "accelforge", "looped.h5", tmp_path)
     assert lines[0] == "2 einsums mapped for 5 executions"
     assert f"by Amdahl {90 / 624:.2f}" in lines[1]
     assert lines[2] == f"{40 / 90:.1%} of the op time the accelerator never touched"

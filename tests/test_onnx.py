@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
@@ -29,7 +26,7 @@ from tests.known_layers import GRADIENTS, KNOWN, PRODUCTS, KnownConvolution, Kno
 from tests.onnx_files import EXPORTER, attributes, evaluate_in_stream, export, inferred, load_in_stream, package, read, shapes
 from tests.program import Program, dilated_depthwise
 from tests.random_layers import Product, broadcast, random_layers
-from tests.simulator_env import simulator_python
+from tests.simulator_env import run_example
 from tests.small import dense, diamond
 
 reference = pytest.importorskip("onnx.reference")
@@ -632,12 +629,7 @@ def test_stream_takes_one_output_only(tmp_path: Path) -> None:
 def test_the_example_closes_the_loop(tmp_path: Path) -> None:
     """A product of 30 us becomes one of less than 3 us, a ReLU of 10 us stays: 40 / 13 to 40 / 10 times faster, a quarter untouched."""
     save(dense(), tmp_path / "dense.h5")
-    root = Path(__file__).parents[1]
-    command = [sys.executable, str(root / "examples" / "stream_closes_the_loop.py"), "dense.h5", str(simulator_python("stream"))]
-    environment = {**os.environ, "PYTHONPATH": str(root)}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    mapped, gained, untouched = done.stdout.splitlines()
+    mapped, gained, untouched = run_example("stream_closes_the_loop.py", "stream", "dense.h5", tmp_path)
     assert mapped == "1 layers mapped for 1 executions"
     found = re.fullmatch(r"the whole step gets ([0-9.]+) times faster \(by Amdahl ([0-9.]+)\)", gained)
     assert found is not None

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from math import ceil, prod
 from pathlib import Path
@@ -23,7 +20,7 @@ from fathom_trace.trace import Trace
 from tests.brute_force import add, count, random_case
 from tests.program import Program, dilated_depthwise
 from tests.scale_sim_files import SCALE_SIM, export, lines, parse, parsed_layers, simulate, values
-from tests.simulator_env import simulator_python
+from tests.simulator_env import run_example
 from tests.small import diamond
 
 
@@ -723,12 +720,7 @@ def test_the_layer_map_survives_json(tmp_path: Path) -> None:
 def test_the_example_goes_from_a_capture_to_the_speedup_of_the_whole_step(tmp_path: Path) -> None:
     """VGG-19 has 16 convolutions, 16 filter gradients and, but for the image, 15 input gradients; 3 dense layers have 3 products each."""
     pytest.importorskip("tensorflow")
-    root = Path(__file__).parents[1]
-    command = [sys.executable, str(root / "examples" / "scale_sim_closes_the_loop.py"), "vgg", str(simulator_python("scalesim"))]
-    environment = {**os.environ, "PYTHONPATH": str(root)}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    simulated, gained, untouched = done.stdout.splitlines()[-3:]
+    simulated, gained, untouched = run_example("scale_sim_closes_the_loop.py", "scalesim", "vgg", tmp_path)[-3:]
     assert simulated.endswith(f" layers simulated for {16 + 16 + 15 + 3 * 3} executions")
     found = re.fullmatch(r"the whole step gets ([0-9.]+) times faster \(by Amdahl ([0-9.]+)\)", gained)
     share = re.fullmatch(r"([0-9.]+)% of the op time the accelerator never touched", untouched)

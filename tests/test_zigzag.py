@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from itertools import pairwise
 from math import factorial
 from pathlib import Path
@@ -25,7 +22,7 @@ from tests.brute_force import Case, Counted
 from tests.known_layers import CHAIN_SOURCES, GRADIENTS, KNOWN, PRODUCTS, KnownConvolution, KnownProduct, chain
 from tests.program import Program, dilated_depthwise
 from tests.random_layers import Product, broadcast, random_layers
-from tests.simulator_env import simulator_python
+from tests.simulator_env import run_example
 from tests.small import dense, diamond
 from tests.zigzag_files import ZIGZAG, export, parse, read, simulate
 
@@ -591,12 +588,7 @@ def test_what_check_refuses_misleads_the_real_parser(tmp_path: Path) -> None:
 def test_the_example_closes_the_loop(tmp_path: Path) -> None:
     """A product of 30 us becomes one of less than 1 us, a ReLU of 10 us stays: 40 / 11 to 40 / 10 times faster, a quarter untouched."""
     save(dense(), tmp_path / "dense.h5")
-    root = Path(__file__).parents[1]
-    command = [sys.executable, str(root / "examples" / "zigzag_closes_the_loop.py"), "dense.h5", str(simulator_python("zigzag"))]
-    environment = {**os.environ, "PYTHONPATH": str(root)}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    mapped, gained, untouched = done.stdout.splitlines()
+    mapped, gained, untouched = run_example("zigzag_closes_the_loop.py", "zigzag", "dense.h5", tmp_path)
     assert mapped == "1 layers mapped for 1 executions"
     found = re.fullmatch(r"the whole step gets ([0-9.]+) times faster \(by Amdahl ([0-9.]+)\)", gained)
     assert found is not None
