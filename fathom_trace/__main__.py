@@ -10,7 +10,12 @@ def main() -> int:
     try:
         from fathom_trace.cli import run
 
-        return run(sys.argv[1:])
+        status = run(sys.argv[1:])
+        if "signal" in sys.modules:  # all is done: an interrupt that comes while the interpreter ends has nothing to tell
+            import signal
+
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+        return status
     except KeyboardInterrupt:
         print("fathom-trace: interrupted; nothing was written under the final name", file=sys.stderr)
         return 130

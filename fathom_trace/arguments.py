@@ -138,8 +138,12 @@ def selected(trace: Trace, choice: Choice) -> tuple[Trace, Part | None]:
     return part.trace, part
 
 
-def at_least(minimum: int) -> Callable[[str], int]:
-    """A type for whole numbers not below `minimum`."""
+LARGEST = 2**31 - 1
+"""Above it a number of anything is a slip of the finger, and libraries that keep it in 32 bits fail late and in words of their own."""
+
+
+def at_least(minimum: int, maximum: int = LARGEST) -> Callable[[str], int]:
+    """A type for whole numbers from `minimum` to `maximum`."""
 
     def whole(text: str) -> int:
         try:
@@ -148,6 +152,8 @@ def at_least(minimum: int) -> Callable[[str], int]:
             raise argparse.ArgumentTypeError(f"'{text}' is not a whole number") from None
         if number < minimum:
             raise argparse.ArgumentTypeError(f"{text} is too small; it must be at least {minimum}")
+        if number > maximum:
+            raise argparse.ArgumentTypeError(f"{text} is too large; it must be at most {maximum}")
         return number
 
     return whole

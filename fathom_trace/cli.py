@@ -1,6 +1,6 @@
 """The command line: finds the command, imports only that one, runs it and turns errors into one line and an exit status.
 
-Exit status: 0 done, 1 an error that the user can correct (or a result that is not good), 2 wrong usage, 130 interrupted.
+Exit status: 0 done, 1 an error that the user can correct (or a result that is not good), 2 wrong usage, 130 interrupted, 143 terminated.
 Nothing is imported before it is needed, not even `argparse`: `--help` then costs little more than starting Python.
 """
 
@@ -72,7 +72,9 @@ def run(argv: Sequence[str]) -> int:
         _discard_stdout()
         return 0
     except KeyboardInterrupt:
-        return _fail("interrupted; nothing was written under the final name", 130)
+        from fathom_trace.ending import INTERRUPTED, ended
+
+        return _fail(ended("interrupted"), INTERRUPTED)
     except MemoryError:
         return _fail("out of memory; take a smaller --batch-size or --preset, fewer --steps, or a machine with more")
     except Exception as error:
@@ -94,7 +96,11 @@ def _dispatch(argv: Sequence[str]) -> int:
         return _fail(f"{_wrong_command(first)}; see {PROGRAM} --help", 2)
     arguments = command_parser(first).parse_args(argv[1:])
     arguments.command_line = [PROGRAM, *argv]
-    status: int = arguments.run(arguments)
+    from fathom_trace.ending import anew, ending_in_order
+
+    anew()
+    with ending_in_order():
+        status: int = arguments.run(arguments)
     return status
 
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
-import signal
-import sys
 import tempfile
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
 
+from fathom_trace.ending import ending_in_order
 from fathom_trace.errors import ExportError, TraceFileError
+from fathom_trace.placing import OLD, PARTIAL, begin, clear_folders, flush_folder, flush_tree, hold, place_folder, restore
 from fathom_trace.store import format_of
 from fathom_trace.store.files import check_replaceable
 
@@ -37,6 +36,7 @@ def check_folder(path: Path, force: bool, marker: str) -> Path:
         ExportError: it holds files and `force` is not set, or holds files but no `marker`, so that they are not ours to replace.
         TraceFileError: the folder around it does not exist or cannot be written.
     """
+    restore(Path(os.path.realpath(path)))
     if path.exists() and not path.is_dir():
         raise ExportError(f"{path} is a file; give a folder with -o")
     if path.is_dir() and any(path.iterdir()):
@@ -63,48 +63,63 @@ def check_writable(path: Path) -> None:
 
 
 @contextmanager
-def replacing_folder(path: Path) -> Iterator[Path]:
+def replacing_folder(path: Path, force: bool = True) -> Iterator[Path]:
     """An empty folder beside `path` that takes its place when the block ends well, and vanishes when it does not.
 
-    It vanishes also when the process is told to end (SIGTERM): it then ends with status 143.
+    It vanishes also when the process is told to end (SIGTERM): it then ends with status 143. A killed process leaves it behind, hidden,
+    and the next writer to `path` removes it. Without `force` the name is taken only if it is still free at the end.
+
+    Raises:
+        ExportError: the system refuses to write, or another process has taken the name meanwhile.
     """
-    path = path.resolve()
-    with _ending_in_order():
-        partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent))
-        old = partial.with_suffix(".old")
+    path, shown = path.resolve(), path
+    with ending_in_order():
+        restore(path)
+        clear_folders(path)
+        partial, lock = _make_new(path, shown)
         try:
-            partial.chmod(0o777 & ~_umask())
             yield partial
-            if path.exists():
-                path.rename(old)
-            partial.rename(path)
+            flush_tree(partial)
+            begin(shown, path, os.fstat(lock))
+            place_folder(partial, path, force)
+        except FileExistsError as error:
+            if error.filename != str(path):
+                raise
+            raise ExportError(f"{shown} exists; pass --force to replace it") from None
+        except OSError as error:
+            if partial.is_dir() and error.errno in _BUGS:
+                raise
+            raise _cannot_write(shown, path, error) from None
         finally:
-            if old.exists() and not path.exists():  # interrupted between the two
-                old.rename(path)
-            shutil.rmtree(old, ignore_errors=True)
+            flush_folder(path.parent)
+            restore(path)  # interrupted between two renames
+            shutil.rmtree(partial.with_suffix(OLD), ignore_errors=True)
             shutil.rmtree(partial, ignore_errors=True)
+            os.close(lock)
 
 
-TERMINATED = 143
-"""Exit status of a process that was told to end: 128 and the signal's number, as shells have it."""
+_BUGS = {None, errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.EBADF}
+"""What no disk and no network says of a file in a folder that is there: such an error is no user's."""
 
 
-@contextmanager
-def _ending_in_order() -> Iterator[None]:
-    """Inside, SIGTERM ends the process as an exception does, so that what is open is cleaned up, and says so in one line."""
-
-    def end(_number: int, _frame: object) -> NoReturn:
-        print("fathom-trace: terminated; nothing was written under the final name", file=sys.stderr)
-        raise SystemExit(TERMINATED)
-
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield  # only the main thread may say what a signal does; what the caller has said stands
-        return
-    signal.signal(signal.SIGTERM, end)
+def _make_new(path: Path, shown: Path) -> tuple[Path, int]:
+    """A new folder beside `path`, and a handle that holds its lock."""
     try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        while True:
+            partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=PARTIAL, dir=path.parent))
+            handle = os.open(partial, os.O_RDONLY)
+            if hold(handle, partial):
+                partial.chmod(0o777 & ~_umask())
+                return partial, handle
+            os.close(handle)
+    except OSError as error:
+        raise _cannot_write(shown, path, error) from None
+
+
+def _cannot_write(shown: Path, path: Path, error: OSError) -> ExportError:
+    if not path.parent.is_dir():
+        return ExportError(f"cannot write {shown}: the folder {path.parent} does not exist; make it, or choose another place")
+    return ExportError(f"cannot write {shown} ({error.strerror or error}); make room or choose another folder with -o")
 
 
 def _umask() -> int:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from fathom_trace.errors import ExportError, one_line
+from fathom_trace.placing import restore
 
 REQUIRED = ("TARGET", "Options", "write", "check")
 REPORT_NAME = "export.json"
@@ -183,6 +184,8 @@ def read_layer_map(folder: Path) -> list[ExportedLayer]:
     Raises:
         ExportError: the file is missing or is not such a report.
     """
+        if restore(folder.resolve()):
+            return read_report(folder)
     rows: Sequence[Mapping[str, Any]] = read_report(folder)["layers"]
     try:
         return [_checked(ExportedLayer(**{**row, "executions": tuple(row["executions"])})) for row in rows]

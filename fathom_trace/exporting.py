@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from fathom_trace.destination import check_folder, replacing_folder
 from fathom_trace.errors import ExportError
 from fathom_trace.exporter import REPORT_NAME, CheckReport, ExportReport, read_layer_map, read_report, write_report
@@ -36,12 +38,11 @@ def export(
         ExportError: `folder` is in the way, the trace has nothing that the format can say, or the files fail their own check.
     """
     name = REGISTRY.resolve(exporter)
-    check_folder(folder, force, REPORT_NAME)
-    _refuse_to_lose(folder)
+    _check_destination(folder, force)
     module = REGISTRY.load(name)
     options = apply_settings(module.Options(), settings or {}, f"exporter '{name}'")
     part = part_of(trace, choice) if choice else None
-    with replacing_folder(folder) as partial:
+    with replacing_folder(folder, force) as partial:
         report: ExportReport = module.write(part.trace if part else trace, partial, options)
         if part:
             report = replace(report, selection=part.to_dict())
@@ -50,6 +51,7 @@ def export(
         found: CheckReport = module.check(partial)
         if not found.ok:
             raise ExportError(f"{name} wrote files that its own parser refuses, so they were removed: {'; '.join(found.problems)}")
+        _check_destination(folder, force)  # a simulator may have written there meanwhile
     return report, found
 
 
@@ -59,11 +61,18 @@ def _refuse_more(report: ExportReport, part: Part) -> None:
     Raises:
         ExportError: it did.
     """
-    outside = [e for layer in report.layers for e in layer.executions if not part.trace.chosen[e]]
-    if outside:
-        raise ExportError(
-            f"{report.exporter} exported execution {outside[0]}, which is not of {part.choice}; it takes no part of a trace"
-        )
+    for layer in report.layers:
+        rows = np.array(layer.executions, np.int64)
+        outside = rows[~part.trace.chosen[rows]]
+        if len(outside):
+            raise ExportError(
+                f"{report.exporter} exported execution {outside[0]}, which is not of {part.choice}; it takes no part of a trace"
+            )
+
+
+def _check_destination(folder: Path, force: bool) -> None:
+    check_folder(folder, force, REPORT_NAME)
+    _refuse_to_lose(folder)
 
 
 def _refuse_to_lose(folder: Path) -> None:

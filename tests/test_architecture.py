@@ -37,6 +37,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "workload",
         "parameters",
         "data",
+        "placing",
+        "ending",
         "exporter",
         "wire",
         "digits",

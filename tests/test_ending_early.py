@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from fathom_trace import placing
 from fathom_trace.destination import replacing_folder
 from fathom_trace.exporting import export
 from fathom_trace.store import save
@@ -94,16 +95,20 @@ def test_an_interrupt_between_two_renames_puts_the_old_back(tmp_path: Path, monk
     folder = tmp_path / "out"
     folder.mkdir()
     (folder / "old").write_text("old")
-    rename = Path.rename
+    rename = os.rename
+    aside: list[Path] = []
 
-    def interrupted(path: Path, target: Path) -> Path:
-        if path.suffix == ".partial":
+    def interrupted(path: Path, target: Path) -> None:
+        if path.suffix == ".partial" and aside:
             raise KeyboardInterrupt
-        return rename(path, target)
+        rename(path, target)
+        aside.append(target)
 
-    monkeypatch.setattr(Path, "rename", interrupted)
+    monkeypatch.setattr(placing, "_renameat2", lambda: None)  # a file system that exchanges no names
+    monkeypatch.setattr(os, "rename", interrupted)
     with pytest.raises(KeyboardInterrupt), replacing_folder(folder) as partial:
         (partial / "new").write_text("new")
+    assert aside == [partial.with_suffix(".old"), folder], "moved aside, and back"
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
     assert [p.name for p in folder.iterdir()] == ["old"]
 

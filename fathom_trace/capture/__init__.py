@@ -80,6 +80,11 @@ class Plan:
         for name, least in lowest.items():
             if getattr(self, name) < least:
                 raise OptionError(f"{name.replace('_', '-')} is {getattr(self, name)}; it must be at least {least}")
+        # a slip of the finger must not run until the machine is full
+        highest = {"steps": 1_000_000, "warmup": 1_000_000, "threads": 4096, "inter_threads": 4096}
+        for name, most in highest.items():
+            if getattr(self, name) > most:
+                raise OptionError(f"{name.replace('_', '-')} is {getattr(self, name)}; it must be at most {most}")
 
 
 @dataclass(frozen=True)

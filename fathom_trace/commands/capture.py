@@ -50,7 +50,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--max-events", type=at_least(1), default=0, metavar="N", help="keep a step's first N executions only (default: all)"
     )
     parser.add_argument(
-        "--seed", type=at_least(0), default=0, metavar="N", help="for initial values and synthetic inputs (default: 0)"
+        "--seed", type=at_least(0, 2**32 - 1), default=0, metavar="N", help="for initial values and synthetic inputs (default: 0)"
     )
     parser.add_argument(
         "--data", metavar="DIR", help="read real inputs from there; `fathom-trace workloads NAME` says in which format"

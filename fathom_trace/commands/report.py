@@ -55,8 +55,9 @@ def run(arguments: argparse.Namespace) -> int:
         traces = measure_files(files, load, lambda file: bar(file.name, next(done), len(files)))
         bar("figures", len(files), len(files))
         report = analyse(traces, exchange)
-        with replacing_folder(folder) as partial:
+        with replacing_folder(folder, arguments.force) as partial:
             written = write(report, partial)
+            refuse_to_lose(folder)
     if written.no_figures:
         print(f"fathom-trace: only numbers were written: {written.no_figures}", file=sys.stderr)
     if arguments.json:

@@ -31,7 +31,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch-size", type=count, default=[0], metavar="LIST", help="samples in a step (default: the preset's)")
     parser.add_argument("--threads", type=count, default=[0], metavar="LIST", help="threads within an operation (default: all cores)")
     parser.add_argument("--steps", type=at_least(1), default=0, metavar="N", help="traced steps (default: 3 to 12 in about a minute)")
-    parser.add_argument("--seed", type=at_least(0), default=0, metavar="N", help="for initial values and inputs (default: 0)")
+    parser.add_argument("--seed", type=at_least(0, 2**32 - 1), default=0, metavar="N", help="for initial values and inputs (default: 0)")
     parser.add_argument("-o", "--output", default="traces", metavar="DIR", help="the folder of the traces (default: traces)")
     parser.add_argument("--dry-run", action="store_true", help="print the captures and stop")
     add_force(parser)

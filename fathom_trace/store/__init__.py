@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
 from fathom_trace.errors import TraceError, TraceFileError
-from fathom_trace.store.files import PARTIAL, check_replaceable
+from fathom_trace.placing import PARTIAL
+from fathom_trace.store.files import check_replaceable
 
 if TYPE_CHECKING:
     from fathom_trace.trace import Trace

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from fathom_trace.errors import TraceFileError
+from fathom_trace.placing import PARTIAL, begin, clear_files, flush_folder, hold, place_file
 
-PARTIAL = ".partial"
 _numbers = itertools.count()
 
 
@@ -34,8 +34,9 @@ def replacing(path: Path, force: bool) -> Iterator[BinaryIO]:
     """A binary file that takes the place of `path` when the block ends well, and vanishes when it does not.
 
     It is written beside `path` under a name of its own (`vgg.h5.<process>.<number>.partial`), flushed to the disk, then renamed: whoever
-    opens `path`, at whatever moment, finds the old file or the new one, whole. A killed process leaves its `.partial` behind and the
-    old file in place. Without `force` the name is taken only if it is still free at the end, so of two writers one is refused.
+    opens `path`, at whatever moment, finds the old file or the new one, whole. A killed process leaves its `.partial` behind, which the
+    next writer to `path` removes, and the old file in place. Without `force` the name is taken only if it is still free at the end, so
+    of two writers one is refused.
 
     Raises:
         TraceFileError: `path` is in the way, or the system refuses to write.
@@ -43,21 +44,28 @@ def replacing(path: Path, force: bool) -> Iterator[BinaryIO]:
     check_replaceable(path, force)
     target = Path(os.path.realpath(path))
     partial: Path | None = None
+    lock: int | None = None
     try:
-        file, partial = _open_new(target)
-        with file:
+        clear_files(target)
+        partial, lock = _open_new(target)
+        with os.fdopen(os.dup(lock), "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        _rename(partial, target, path, force)
+        begin(path, target, os.fstat(lock))
+        place_file(partial, target, force)
         partial = None
-        _flush_folder(target.parent)
+        flush_folder(target.parent)
+    except FileExistsError:
+        raise _exists(path) from None
     except OSError as error:
         raise _cannot_write(path, target, error) from None
     finally:
         if partial is not None:
             with contextlib.suppress(OSError):
                 partial.unlink()
+        if lock is not None:
+            os.close(lock)
 
 
 @contextmanager
@@ -79,39 +87,17 @@ def reading(path: Path) -> Iterator[BinaryIO]:
         yield file
 
 
-def _open_new(target: Path) -> tuple[BinaryIO, Path]:
+def _open_new(target: Path) -> tuple[Path, int]:
+    """A new file beside `target`, and a handle that holds its lock."""
     while True:
         partial = target.with_name(f"{target.name}.{os.getpid()}.{next(_numbers)}{PARTIAL}")
         try:
-            return partial.open("xb"), partial
+            handle = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
         except FileExistsError:
             continue
-
-
-def _rename(partial: Path, target: Path, shown: Path, force: bool) -> None:
-    if not force:
-        try:
-            os.link(partial, target)
-        except FileExistsError:
-            raise _exists(shown) from None
-        except OSError:  # a file system without hard links
-            if os.path.lexists(target):
-                raise _exists(shown) from None
-        else:
-            partial.unlink()
-            return
-    os.replace(partial, target)
-
-
-def _flush_folder(folder: Path) -> None:
-    """Puts the new name on the disk, where the system can; the content is there already."""
-    if hasattr(os, "O_DIRECTORY"):
-        with contextlib.suppress(OSError):
-            handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(handle)
-            finally:
-                os.close(handle)
+        if hold(handle, partial):
+            return partial, handle
+        os.close(handle)
 
 
 def _exists(path: Path) -> TraceFileError:
