@@ -9,9 +9,16 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+MOST_CHARACTERS = 2_000
+"""Of a message; of a longer one the middle is left out."""
+
 
 class FathomError(Exception):
-    """Any error that a user can correct; `str()` is the whole message, on one line."""
+    """Any error that a user can correct; `str()` is the whole message, on one printable line, whatever it quotes."""
+
+    def __init__(self, message: object = "") -> None:
+        """Control signs in the message, as a hostile file or name may bring them, are escaped; a very long one is cut in its middle."""
+        super().__init__(printable(str(message)))
 
 
 class UnknownNameError(FathomError):
@@ -20,7 +27,7 @@ class UnknownNameError(FathomError):
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         """`kind` is the noun for the message, `known` every name that would have been accepted."""
         known = sorted(known)
-        close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        close = difflib.get_close_matches(name[:100], known, n=1, cutoff=0.5)
         if close:
             hint = f"did you mean '{close[0]}'?"
         elif known:
@@ -62,3 +69,12 @@ class ScenarioError(FathomError):
 def one_line(text: object) -> str:
     """`text` with every run of white space folded to one blank, so that an error stays on one line."""
     return " ".join(str(text).split())
+
+
+def printable(text: str, most: int = MOST_CHARACTERS) -> str:
+    """`text` on one line and without control signs, which are escaped, and of at most `most` characters: the middle is left out."""
+    if len(text) > most:
+        text = text[:most] + text[-most:]
+    if not text.isprintable():
+        text = "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
+    return text if len(text) <= most else f"{text[: most - most // 4 - 5]} ... {text[-(most // 4) :]}"

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fathom_trace.errors import ExportError, one_line
+from fathom_trace.errors import ExportError, one_line, printable
 from fathom_trace.placing import restore
 
 REQUIRED = ("TARGET", "Options", "write", "check")
@@ -147,6 +147,10 @@ class CheckReport:
     files: tuple[str, ...]
     facts: Mapping[str, Any]
     problems: tuple[str, ...] = ()
+    """Each a printable line, whatever of the files it quotes."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "problems", tuple(map(printable, self.problems)))
 
     @property
     def ok(self) -> bool:
