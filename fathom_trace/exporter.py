@@ -176,6 +176,8 @@ def read_report(folder: Path) -> Mapping[str, Any]:
         if missing or not isinstance(content, dict):
             raise ValueError(f"it lacks {', '.join(sorted(missing))}")
     except (FileNotFoundError, NotADirectoryError):
+        if restore(folder.resolve()):
+            return read_report(folder)
         raise ExportError(f"{path} does not exist; give the folder that `fathom-trace export` wrote") from None
     except (OSError, ValueError, TypeError) as error:
         raise ExportError(f"{path} is not an export report ({one_line(error)}); export again") from None
@@ -188,8 +190,6 @@ def read_layer_map(folder: Path) -> list[ExportedLayer]:
     Raises:
         ExportError: the file is missing or is not such a report.
     """
-        if restore(folder.resolve()):
-            return read_report(folder)
     rows: Sequence[Mapping[str, Any]] = read_report(folder)["layers"]
     try:
         return [_checked(ExportedLayer(**{**row, "executions": tuple(row["executions"])})) for row in rows]
