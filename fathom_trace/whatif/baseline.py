@@ -16,6 +16,8 @@ import numpy as np
 from fathom_trace.errors import ScenarioError, UnknownNameError
 from fathom_trace.tables import FRAME_LOOP
 from fathom_trace.trace import Trace
+from fathom_trace.units import format_ns
+from fathom_trace.whatif.alike import with_alike_steps
 from fathom_trace.whatif.amdahl import total_ns
 from fathom_trace.whatif.recording import Float, Recording, record
 from fathom_trace.whatif.replay import BATCH_VALUES, CAPTURED, PRIORITIES, makespans_ns, replay_lanes
@@ -43,6 +45,8 @@ class Baseline:
     captured_workers: int
     untraced_ns: float | None
     """Median wall time of the untraced steps."""
+    client_ns: float
+    """What that is longer than the replayed span: the client's time around a step, in no projection. 0 where it is not."""
     tracing_ns: float
     """What was taken off for tracing, as a mean over the executions; 0 where nothing was."""
     corrected_ns: float
@@ -132,8 +136,13 @@ def base_of(trace: Trace, settings: Settings) -> Base:
         raise ScenarioError(f"the trace has no structure {settings.structure}; it has {len(trace.structures)}, counted from 0")
     if settings.priority not in PRIORITIES:
         raise UnknownNameError("priority", settings.priority, PRIORITIES)
-    measured = record(trace, settings.structure)
-    structure = trace.main_structure if settings.structure is None else settings.structure
+    alike = 0
+    structure = settings.structure
+    if structure is None and len(trace.structures):
+        structure = trace.main_structure
+        trace, alike = with_alike_steps(trace, structure)
+    measured = record(trace, structure)
+    structure = trace.main_structure if structure is None else structure
     captured = captured_workers(trace, measured)
     workers = captured if settings.workers is None else settings.workers
     untraced = trace.steps.client_wall_ns[~trace.steps.traced]
@@ -154,11 +163,12 @@ def base_of(trace: Trace, settings: Settings) -> Base:
         workers=workers,
         captured_workers=captured,
         untraced_ns=untraced_ns,
+        client_ns=max(0.0, untraced_ns - lanes.makespan_ns) if untraced_ns is not None and is_whole else 0.0,
         tracing_ns=float(taken_off.mean()) if len(taken_off) else 0.0,
         corrected_ns=corrected.makespan_ns,
     )
     among = executed(trace, structure, settings.labels)
-    notes = tuple(_notes(trace, measured, workers, baseline))
+    notes = tuple(_notes(trace, measured, workers, baseline, alike))
     return Base(_title(trace), recording, among, workers, settings.priority, corrected.idle_ns, baseline, notes)
 
 
@@ -205,11 +215,18 @@ def _title(trace: Trace) -> str:
     return f"{title}, projected" if "projected" in trace.provenance else title
 
 
-def _notes(trace: Trace, recording: Recording, workers: int, baseline: Baseline) -> list[str]:
+def _notes(trace: Trace, recording: Recording, workers: int, baseline: Baseline, alike: int) -> list[str]:
     """What a reader must know about the recording before believing a projection."""
     notes = []
     if abs(baseline.lanes_error) > NOISY:
         notes.append("each step lost time in other executions, which their medians leave out; capture on a quieter machine")
+    if baseline.client_ns > NOISY * baseline.lanes_ns:
+        notes.append(
+            f"an untraced step took {format_ns(baseline.client_ns)} longer than the traced operations span: time of the client around a"
+            " step, such as handing over its inputs; no projection holds it"
+        )
+    if alike:
+        notes.append(f"steps that ran the same executions with other shapes, whose times count too: {alike}")
     traced, steps = len(trace.traced_steps), len(recording.measured_spans_ns)
     if traced > steps:
         notes.append(f"traced steps that executed something else and are left out: {traced - steps} of {traced}")

@@ -23,6 +23,7 @@ import numpy as np
 from fathom_trace.errors import ScenarioError
 from fathom_trace.trace import Trace
 from fathom_trace.units import format_share
+from fathom_trace.whatif.alike import with_alike_steps
 from fathom_trace.whatif.recording import Bool, Float
 from fathom_trace.whatif.selection import Executed
 
@@ -186,8 +187,9 @@ def program_of(trace: Trace) -> str:
 
 
 def step_times_by_op(trace: Trace) -> list[dict[str, float]]:
-    """For each traced step of the most frequent structure, the op time of each op type in ns."""
+    """For each traced step of the most frequent structure, and those alike, the op time of each op type in ns."""
     structure = trace.main_structure
+    trace, _ = with_alike_steps(trace, structure)
     ops = np.array(trace.node_ops, dtype=np.str_)[trace.executions.node[trace.structure_rows(structure)]]
     names, group = np.unique(ops, return_inverse=True)
     return [
