@@ -181,7 +181,7 @@ def _overall(trace: Trace, file: Path) -> dict[str, Any]:
     return {
         "file": str(file),
         "size_bytes": file.stat().st_size,
-        "title": title or "trace",
+        "title": f"{title or 'trace'}, projected" if "projected" in provenance else title or "trace",
         "traced_steps": len(traced),
         "untraced_steps": len(untraced),
         "structures": len(trace.structures),

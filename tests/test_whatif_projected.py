@@ -35,6 +35,12 @@ def times(trace: Trace) -> dict[str, list[int]]:
     return {key: getattr(trace.step_times, key).tolist() for key in ("scheduled", "start", "end", "done", "lane")}
 
 
+def test_the_first_line_of_info_says_that_times_are_projected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, trace in (("measured.h5", diamond()), ("projected.h5", project(diamond(), parse_scenario(["OpB=5"])).to_trace())):
+        save(trace, tmp_path / name)
+        assert ("diamond, projected" in output(capsys, "info", str(tmp_path / name)).splitlines()[0]) is (name == "projected.h5")
+
+
 def test_the_diamond_with_b_five_times_faster() -> None:
     """A 0-10, then B 10-20 beside C 10-40, then D 40-50 us, on two workers."""
     made = project(diamond(), parse_scenario(["OpB=5"])).to_trace()
