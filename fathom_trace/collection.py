@@ -6,26 +6,31 @@ give, so its trace says how to make it again.
 
 from __future__ import annotations
 
-import os
+import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from fathom_trace.engine import Attempt
 from fathom_trace.errors import one_line
 from fathom_trace.terminal import print_table
+from fathom_trace.tied import Tied
 from fathom_trace.units import format_bytes, format_ns
 from fathom_trace.workload import MODES
 
 MANIFEST = "captures.json"
+MOST_MANIFEST_BYTES = 100_000_000
 
 
 @dataclass(frozen=True)
 class Capture:
-    """How one capture went. `error` is empty when it went well; sizes in bytes, times in ns, the ratio is traced over untraced."""
+    """How one capture went. `error` is empty when it went well; sizes in bytes, times in ns, the ratio is traced over untraced.
+
+    `attempts` are those of a sweep, the last one last.
+    """
 
     workload: str
     mode: str
@@ -41,6 +46,9 @@ class Capture:
     size_bytes: int | None = None
     complete: bool | None = None
     readiness_share: float | None = None
+    status: int | None = None
+    """How its process ended; below 0: by that signal."""
+    attempts: tuple[Attempt, ...] = ()
 
     @property
     def ratio(self) -> float | None:
@@ -66,25 +74,41 @@ def capture_all(names: Iterable[str], folder: Path, flags: Sequence[str], force:
     return made
 
 
-def capture_one(name: str, mode: str, file: Path, flags: Sequence[str]) -> Capture:
-    """Capture one workload in one mode into `file`, in a process of its own, and say how it went."""
-    arguments = ["capture", name, "--mode", mode, *flags, "-o", str(file)]
+def capture_one(name: str, mode: str, file: Path, flags: Sequence[str], keep_open: Sequence[int] = ()) -> Capture:
+    """Capture one workload in one mode into `file`, in a process of its own that ends when this one does, and say how it went.
+
+    The process inherits the handles in `keep_open`.
+    """
+    return capture_in(Path(), name, mode, str(file), flags, keep_open)
+
+
+def capture_in(
+    folder: Path, name: str, mode: str, file: str, flags: Sequence[str], keep_open: Sequence[int] = (),
+    begun: Callable[[Tied], None] | None = None, environment: Mapping[str, str] | None = None,
+) -> Capture:  # fmt: skip
+    """As `capture_one`, with `folder` as the working folder, from which `file` starts, and in `environment` (default: this one).
+
+    `begun` is handed the process.
+    """
+    arguments = ["capture", name, "--mode", mode, *flags, "-o", file]
     shown = " ".join(["fathom-trace", *arguments])
     begin = time.monotonic_ns()
-    with subprocess.Popen(
-        [sys.executable, "-m", "fathom_trace", *arguments, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+    with Tied([*arguments, "--json"], folder, keep_open, environment) as process:
+        if begun is not None:
+            begun(process)
         out, err, peak = _finish(process)
     wall = time.monotonic_ns() - begin
+    status = process.returncode
     found = _parsed(out)
     if found is None:
-        text = one_line(err.strip().splitlines()[-1]) if err.strip() else f"ended with status {process.returncode}"
-        return Capture(name, mode, str(file), shown, wall, peak, text)
+        last = err.strip().splitlines()[-1:]
+        text = ended_by(status) if status < 0 else one_line(last[0]) if last else f"ended with status {status}"
+        return Capture(name, mode, file, shown, wall, peak, text, status=status)
     checks = found["checks"]
     return Capture(
         workload=name,
         mode=mode,
-        file=str(file),
+        file=file,
         command=shown,
         wall_ns=wall,
         peak_bytes=peak,
@@ -96,7 +120,14 @@ def capture_one(name: str, mode: str, file: Path, flags: Sequence[str]) -> Captu
         size_bytes=found["size_bytes"],
         complete=checks["complete"],
         readiness_share=checks["readiness_share"],
+        status=status,
     )
+
+
+def ended_by(status: int) -> str:
+    """What a status below 0 says: which signal ended the process."""
+    name = signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
+    return f"it was ended by {name}" + ("; was the machine out of memory?" if -status == signal.SIGKILL else "")
 
 
 def _finish(process: subprocess.Popen[str]) -> tuple[str, str, int]:
@@ -134,12 +165,37 @@ def _parsed(text: str) -> dict[str, Any] | None:
 
 def write_manifest(folder: Path, made: Sequence[Capture]) -> None:
     """Write how the captures into `folder` went, as JSON."""
+    _write(folder / MANIFEST, [asdict(c) for c in made])
+
+
+def update_manifest(folder: Path, made: Mapping[str, Capture]) -> None:
+    """Put captures, by file name, into the manifest of `folder`; what it says of other files stays."""
+    entries = read_manifest(folder) | {name: asdict(capture) for name, capture in made.items()}
+    _write(folder / MANIFEST, list(entries.values()))
+
+
+def read_manifest(folder: Path) -> dict[str, dict[str, Any]]:
+    """What the manifest of `folder` says, by file name; nothing where there is none, or none that can be read."""
     import json
 
-    path = folder / MANIFEST
-    partial = path.with_suffix(f".{os.getpid()}.partial")
-    partial.write_text(json.dumps([asdict(c) for c in made], indent=1) + "\n", encoding="utf-8")
-    partial.replace(path)
+    try:
+        with (folder / MANIFEST).open("rb") as file:
+            raw = file.read(MOST_MANIFEST_BYTES + 1)
+        found = json.loads(raw) if len(raw) <= MOST_MANIFEST_BYTES else []
+    except (OSError, ValueError, RecursionError):
+        return {}
+    entries = [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
+    return {Path(entry["file"]).name: entry for entry in entries if isinstance(entry.get("file"), str)}
+
+
+def _write(path: Path, entries: Sequence[Mapping[str, Any]]) -> None:
+    """Whole or not at all, as traces are."""
+    import json
+
+    from fathom_trace.store.files import replacing
+
+    with replacing(path, force=True) as file:
+        file.write(json.dumps(entries, indent=1).encode() + b"\n")
 
 
 def print_captures(made: Sequence[Capture]) -> None:

@@ -54,6 +54,10 @@ class CaptureError(FathomError):
     """A program that cannot be captured, or whose capture is incomplete."""
 
 
+class ClusterError(FathomError):
+    """A Dask cluster that cannot be reached, is lost, or has workers that lack what is needed."""
+
+
 class DataError(FathomError):
     """An input data file that is not in the format that its name promises; says which file and which record."""
 

@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from profiles import timed
 
 import fathom_trace.sweep
+from fathom_trace.alone import only_one
 from fathom_trace.cli import run
 from fathom_trace.collection import MANIFEST, Capture
 from fathom_trace.errors import CaptureError
 from fathom_trace.report.captured import measure_files
 from fathom_trace.report.parallelism import groups_by_threads
 from fathom_trace.store import load, save
-from fathom_trace.sweep import DONE, FAILED, MADE, Point, only_one, points, sweep
+from fathom_trace.sweep import DONE, FAILED, MADE, Point, points, sweep
 
 FLAGS = ["--seed", "0"]
 
@@ -42,7 +44,7 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The command lines of captures, which are faked: each writes a trace of a MatMul that says how it was made. memnet fails."""
     made: list[list[str]] = []
 
-    def fake(workload: str, mode: str, file: Path, flags: list[str]) -> Capture:
+    def fake(workload: str, mode: str, file: Path, flags: list[str], keep_open: Sequence[int]) -> Capture:
         words = ["fathom-trace", "capture", workload, "--mode", mode, *flags, "-o", str(file), "--json"]
         made.append(words)
         if workload != "memnet":
@@ -85,7 +87,7 @@ def test_a_trace_of_another_command_is_left_alone(tmp_path: Path, captures: list
 
 def test_one_sweep_at_a_time(tmp_path: Path) -> None:
     """A second process is refused while the first holds the lock, and not afterwards."""
-    code = f"from pathlib import Path\nfrom fathom_trace.sweep import only_one\nwith only_one(Path({str(tmp_path)!r})): print('alone')"
+    code = f"from pathlib import Path\nfrom fathom_trace.alone import only_one\nwith only_one(Path({str(tmp_path)!r})): print('alone')"
 
     def other() -> subprocess.CompletedProcess[str]:
         root = Path(__file__).parents[1]
