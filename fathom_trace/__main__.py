@@ -17,7 +17,9 @@ def main() -> int:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
         return status
     except KeyboardInterrupt:
-        print("fathom-trace: interrupted; nothing was written under the final name", file=sys.stderr)
+        ending = sys.modules.get("fathom_trace.ending")
+        ended = getattr(ending, "ended", "{}; nothing was written under the final name".format)
+        print(f"fathom-trace: {ended('interrupted')}", file=sys.stderr)
         return 130
 
 

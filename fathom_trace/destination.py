@@ -107,7 +107,10 @@ def _make_new(path: Path, shown: Path) -> tuple[Path, int]:
     try:
         while True:
             partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=PARTIAL, dir=path.parent))
-            handle = os.open(partial, os.O_RDONLY)
+            try:
+                handle = os.open(partial, os.O_RDONLY)
+            except FileNotFoundError:  # taken for left over by another writer, before it had a lock
+                continue
             if hold(handle, partial):
                 partial.chmod(0o777 & ~_umask())
                 return partial, handle
