@@ -109,9 +109,7 @@ class DaskPool:
         self.futures: dict[str, Any] = {}
         self.shared: dict[str, Any] = {}
         self.messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self.wanted = {"fathom-trace": __version__, "python": _minor(platform.python_version())}
-        if cluster.needs_tensorflow:
-            self.wanted["tensorflow"] = _version_here("tensorflow")
+        self.wanted = wanted_versions(cluster.needs_tensorflow)
         self._ask(client.subscribe_topic, self.name, self._told)
 
     def await_workers(self) -> None:
@@ -135,7 +133,7 @@ class DaskPool:
         for address, said in found.items():
             if not isinstance(said, dict):  # it ended just now; if it did not, it is asked again
                 continue
-            problem = self._problem(said)
+            problem = misfit(said, self.wanted)
             if problem and refuse:
                 raise ClusterError(f"worker {address} on {said['host']} {problem}")
             if problem:
@@ -145,18 +143,6 @@ class DaskPool:
                 self.known[address] = Worker(address, said["host"], said["machine"] or said["host"])
         self.known = {address: worker for address, worker in self.known.items() if address in living}
         return self.known
-
-    def _problem(self, said: Mapping[str, Any]) -> str:
-        """What a worker lacks; empty where it is fit. Where TensorFlow is not installed here, the first worker's is the measure."""
-        for name, wanted in self.wanted.items():
-            found = _minor(said[name]) if name == "python" else said[name]
-            if not found:
-                return f"has no {name}; install the same there as here, {name} {wanted}".rstrip()
-            if not wanted:
-                self.wanted[name] = found
-            elif found != wanted:
-                return f"has {name} {found}, and {wanted} is wanted; install the same everywhere"
-        return ""
 
     def start(self, token: str, address: str, task: Task) -> None:
         """Submit a task for one worker alone."""
@@ -221,6 +207,25 @@ class DaskPool:
             raise ClusterError(
                 f"the scheduler at {self.cluster.address} was lost ({one_line(error)}); what is done is kept: give the same command again"
             ) from None
+
+
+def wanted_versions(needs_tensorflow: bool) -> dict[str, str]:
+    """What workers must have, by name: what is here; empty where that is nothing."""
+    wanted = {"fathom-trace": __version__, "python": _minor(platform.python_version())}
+    return wanted | ({"tensorflow": _version_here("tensorflow")} if needs_tensorflow else {})
+
+
+def misfit(said: Mapping[str, Any], wanted: dict[str, str]) -> str:
+    """What a worker lacks; empty where it is fit. Where TensorFlow is not installed here, the first worker's becomes what is wanted."""
+    for name, release in wanted.items():
+        found = _minor(said[name]) if name == "python" else said[name]
+        if not found:
+            return f"has no {name}; install the same there as here, {name} {release}".rstrip()
+        if not release:
+            wanted[name] = found
+        elif found != release:
+            return f"has {name} {found}, and {release} is wanted; install the same everywhere"
+    return ""
 
 
 def _message(token: str, done: Any) -> Message:
