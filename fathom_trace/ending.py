@@ -30,14 +30,15 @@ def ending_in_order() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
         return
-    signal.signal(signal.SIGTERM, end)
     try:
-        yield
+        try:  # of its own, because the signal may come also while it is set and while it is put back
+            signal.signal(signal.SIGTERM, end)
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
     except _Terminated:
         print(f"fathom-trace: {ended('terminated')}", file=sys.stderr)
         raise
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def anew() -> None:
