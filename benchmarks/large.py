@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 
 from fathom_trace import tables as t
 from fathom_trace.store import load, save
+from fathom_trace.store.compact import AFTER, CODES
 from fathom_trace.trace import Trace
 from fathom_trace.units import format_bytes
 
@@ -178,12 +179,13 @@ def run(command: list[str]) -> Cost:
 
 
 def times_bytes(path: Path) -> float:
-    """Bytes that the four times take in a file, for an execution in a step."""
+    """Bytes that the four times, and what is stored to read them, take in a file, for an execution in a step."""
     import h5py
 
     with h5py.File(path, "r") as file:
         group = file["step_times"]
-        return float(sum(group[key].id.get_storage_size() for key in TIMES) / max(1, len(group["start"])))
+        held = [key for key in (*TIMES, AFTER, CODES) if key in group]
+        return float(sum(group[key].id.get_storage_size() for key in held) / max(1, len(group["start"])))
 
 
 def steps_of(source: Path, folder: Path, arguments: argparse.Namespace) -> dict[str, list[str]]:

@@ -167,17 +167,25 @@ def test_other_protobuf_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "message"), [(2, "is trace format 2; this release reads up to 1"), (0, "does not tell its format version")]
+    ("version", "suffix", "message"),
+    [
+        (3, ".h5", "is trace format 3; this release reads up to 2"),
+        (2, ".pb", "is trace format 2; this release reads up to 1"),
+        (0, ".h5", "does not tell its format version"),
+        (0, ".pb", "does not tell its format version"),
+    ],
 )
-def test_the_version_is_looked_at_first(version: int, message: str, tmp_path: Path) -> None:
+def test_the_version_is_looked_at_first(version: int, suffix: str, message: str, tmp_path: Path) -> None:
     """Nothing else in these files could be read."""
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        file.attrs["format"] = np.bytes_("fathom-trace")
-        file.attrs["version"] = np.int32(version)
-    refused(tmp_path / "a.h5", message)
-    marker = trace_pb2.Record(marker=trace_pb2.Marker(format="fathom-trace", version=version)).SerializeToString()
-    (tmp_path / "a.pb").write_bytes(varint(len(marker)) + marker + b"\xff" * 50)
-    refused(tmp_path / "a.pb", message)
+    path = tmp_path / f"a{suffix}"
+    if suffix == ".h5":
+        with h5py.File(path, "w") as file:
+            file.attrs["format"] = np.bytes_("fathom-trace")
+            file.attrs["version"] = np.int32(version)
+    else:
+        marker = trace_pb2.Record(marker=trace_pb2.Marker(format="fathom-trace", version=version)).SerializeToString()
+        path.write_bytes(varint(len(marker)) + marker + b"\xff" * 50)
+    refused(path, message)
 
 
 @pytest.mark.parametrize("version", [b"1", 1.0, [1], "1", -1])

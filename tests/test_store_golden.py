@@ -1,9 +1,10 @@
-"""Does today's code still read the files of format 1 that were written when the format was made?"""
+"""Does today's code still read the files of formats 1 and 2 that were written when the formats were made?"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 
@@ -74,6 +75,51 @@ def test_files_of_format_1_are_read(name: str) -> None:
     assert trace.allocations.time.tolist() == [7]
     assert trace.device_spans.end.tolist() == [9]
     assert dict(trace.provenance) == {"workload": "frozen", "options": {"rate": 0.1}, "versions": []}
+
+
+EXECUTIONS, STEPS = 300, 3
+
+
+def times_then() -> list[list[list[int]]]:
+    """Scheduled, start, end and done of each step in `format2.h5`: readings of a clock that moves by 10.019 ns, in whole numbers."""
+    state, found = 1, []
+    for _ in range(STEPS):
+        columns: list[list[int]] = [[], [], [], []]
+        ticks = 0
+        for _ in range(EXECUTIONS):
+            moved = []
+            for least, most in ((0, 60), (10, 200), (20, 5_000), (5, 120)):
+                state = (1_103_515_245 * state + 12_345) % 2**31
+                moved.append(least + (state >> 8) % (most - least))
+            at = [max(0, ticks - 4), ticks + moved[0] + moved[1], ticks + sum(moved[:3]), ticks + sum(moved)]
+            for column, tick in zip(columns, at, strict=True):
+                column.append(tick * 10_019 // 1_000)
+            ticks = at[3]
+        found.append(columns)
+    return found
+
+
+def made_with_a_clock() -> Trace:
+    """What was stored in `format2.h5`."""
+    builder = TraceBuilder()
+    node = builder.node("a", "MatMul")
+    for _ in range(EXECUTIONS):
+        builder.execution(node, outputs=[("float32", [2])])
+    structure = builder.end_structure()
+    for scheduled, start, end, done in times_then():
+        builder.step(structure, start, done, scheduled=scheduled, end=end)
+    return builder.build({"workload": "frozen"})
+
+
+def test_files_of_format_2_are_read() -> None:
+    """Format 2 differs in how it stores times: all of them, and that it is one."""
+    with h5py.File(FIXTURES / "format2.h5", "r") as file:
+        assert file.attrs["version"] == 2
+        assert "codes" in file["step_times"]
+    trace = store.load(FIXTURES / "format2.h5")
+    for k, key in enumerate(("scheduled", "start", "end", "done")):
+        assert getattr(trace.step_times, key).tolist() == [value for step in times_then() for value in step[k]]
+    assert trace.equals(made_with_a_clock())
 
 
 def test_the_two_files_hold_the_same() -> None:

@@ -119,18 +119,18 @@ def decode(table: type[Table], stored: Mapping[str, Array]) -> dict[str, Array]:
     if len({len(stored[key]) for key in differences}) > 1:
         raise TraceError(f"trace is damaged: {table.name}: its times have different lengths")
     for key in differences:
-        total, at = _wrapped(stored[key]), key
+        total, at = wrapped(stored[key]), key
         while not (difference := differences[at]).row_before:
             at = difference.other
-            total = total + _wrapped(stored[at])
+            total = total + wrapped(stored[at])
         if difference.other == key:
             result[key] = np.cumsum(total)
     for key, difference in differences.items():
         if difference.row_before and difference.other != key:
-            result[key] = _wrapped(stored[key]) + _base(difference, result)
+            result[key] = wrapped(stored[key]) + _base(difference, result)
     for key, difference in differences.items():
         if not difference.row_before:
-            result[key] = result[difference.other] + _wrapped(stored[key])
+            result[key] = result[difference.other] + wrapped(stored[key])
     return {key: fit(columns[key], values) for key, values in result.items()}
 
 
@@ -162,6 +162,16 @@ class Block:
 
     def _are_consecutive(self) -> bool:
         return all(b - a == self.executions for a, b in pairwise(self.begins))
+
+    def rows(self, begin: int, end: int) -> NDArray[np.int64]:
+        """The rows of the column that the file has from its row `begin` to `end` (excluded), as far as they are of this block."""
+        steps = len(self.begins)
+        first, last = max(begin - self.stored, 0), min(end - self.stored, self.executions * steps)
+        if first >= last:
+            return np.zeros(0, np.int64)
+        executions = np.arange(first // steps, (last - 1) // steps + 1)
+        around = (np.array(self.begins, np.int64) + executions[:, None]).reshape(-1)
+        return around[first - first // steps * steps :][: last - first]
 
     def store(self, column: Array, stored: Array) -> None:
         """Copy the block's rows from a column to where the file has them."""
@@ -213,11 +223,16 @@ def narrowest(values: Array) -> Array:
     if values.dtype == np.bool_:
         return values.view(np.uint8)
     low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
+    return values.astype(smallest_dtype(low, high), copy=False)
+
+
+def smallest_dtype(low: int, high: int) -> np.dtype[Any]:
+    """The smallest integer dtype for values from `low` to `high`: unsigned where none is negative."""
     for letter in "1248":
         info = np.iinfo(f"{'i' if low < 0 else 'u'}{letter}")
         if info.min <= low and high <= info.max:
             break
-    return values.astype(info.dtype, copy=False)
+    return info.dtype
 
 
 def provenance_text(trace: Trace) -> bytes:
@@ -283,6 +298,6 @@ def _base(difference: Difference, values: Mapping[str, Array]) -> NDArray[np.int
     return np.concatenate([np.zeros(min(1, len(other)), np.int64), other[:-1]]) if difference.row_before else other
 
 
-def _wrapped(values: Array) -> NDArray[np.int64]:
+def wrapped(values: Array) -> NDArray[np.int64]:
     """Stored differences as int64; a file may hold those above 2^63 as uint64."""
     return values.astype(np.uint64).view(np.int64) if values.dtype == np.uint64 else values.astype(np.int64)

@@ -11,7 +11,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from fathom_trace.store.columns import FORMAT, PROVENANCE, VERSION, StoredColumn, stored_columns
-from fathom_trace.store.hdf5 import COMPACT_BYTES, SEAL_MAGIC
+from fathom_trace.store.compact import AFTER, AS_IS_NS, CODES, KEYS, PERIOD_BITS
+from fathom_trace.store.hdf5 import SEAL_MAGIC
+from fathom_trace.store.hdf5_reader import COMPACT_VERSION
+from fathom_trace.store.hdf5_writer import CHUNK_ROWS, COMPACT_BYTES
 from fathom_trace.tables import TABLES, Table
 
 SCHEMAS = Path(__file__).resolve().parents[2] / "schemas"
@@ -100,8 +103,9 @@ into each other without loss.
 
 ## Layout
 
-* The root group has two attributes: `format`, the fixed-length string `{FORMAT}`, and `version`, an integer ({VERSION} in this release).
-  A reader refuses a version above its own before it looks at anything else.
+* The root group has two attributes: `format`, the fixed-length string `{FORMAT}`, and `version`, an integer: {VERSION}, or
+  {COMPACT_VERSION} where the times of `step_times` are compact (below). A reader refuses a version above its own before it looks at
+  anything else.
 * A table is a group, a column is a one-dimensional dataset of integers in it. Names of ops, tensors and variables are data: they never
   appear as HDF5 names, and nothing has a variable length. A table without rows has no group.
 * A dataset has the smallest integer type that holds its values (HDF5 converts on reading; the type below is the column's own). Booleans
@@ -115,9 +119,26 @@ into each other without loss.
   (step by step), 0 for the first row. The times of `step_times` come back, with `d` for what is stored, as
   `done = cumsum(d.start + d.end + d.done)`, `before = [0, done[:-1]]`, `scheduled = before + d.scheduled`, `start = before + d.start`,
   `end = start + d.end`. The dataset repeats the formula in its attribute `stored`, and its unit in `unit`.
-* Datasets of up to {COMPACT_BYTES} bytes lie in their headers (compact layout); larger ones are chunked, shuffled and deflated (gzip 1).
+* Datasets of up to {COMPACT_BYTES} bytes lie in their headers (compact layout); larger ones are chunked, shuffled and deflated (as gzip
+  does). Each byte of the values has deflate's tables of its own, which any reader of deflate takes.
 * After the HDF5 data stand 28 bytes that HDF5 ignores: {SEAL_MAGIC!r} (16 bytes), the number of bytes before it (uint64) and their CRC-32
   (uint32), little-endian. A file that they contradict is damaged. HDF5 drops them when it changes the file; a file without them is read.
+
+## Compact times
+
+Files of version {COMPACT_VERSION} hold at most {CHUNK_ROWS:,} execution-steps, and their times in fewer bytes. `step_times` has one or
+two datasets more, in the same order of rows, and where there are two an attribute `period`: how far the clock moves at once, in units
+of 2^-{PERIOD_BITS} ns.
+
+* `{AFTER}`: how many rows before it (step by step) the row stands that `scheduled` is a difference to:
+  `scheduled[i] - done[i-{AFTER}[i]]`, or `scheduled[i]` itself where `{AFTER}` is 0. The other differences are as below.
+* `{CODES}` (uint8): two bits for each of {", ".join(f"`{key}`" for key in KEYS)}, the first lowest. A stored difference `d` of
+  more than {AS_IS_NS:,} ns either way, and one of code 3, is the difference. All others are whole periods: with
+  `product = d * period`, `nearest = (product + 2^{PERIOD_BITS - 1}) >> {PERIOD_BITS}` and
+  `side = 1 if product >= nearest << {PERIOD_BITS} else -1`, the difference is `nearest` (code 0), `nearest + side` (1) or
+  `nearest - side` (2).
+
+## Compatibility
 
 Readers ignore attributes, datasets and groups that they do not know, so anyone may add some, and a later release may add columns without
 a new version. A release that removes a column or changes what one means raises the version.

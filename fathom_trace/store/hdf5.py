@@ -1,8 +1,8 @@
 """Traces as HDF5 files (`.h5`): one dataset a column, readable by any HDF5 library from 1.10 on. Layout: `schemas/trace_hdf5.md`.
 
-The file is made in memory and written in one go, so nothing of HDF5's own caching and locking can leave half a file. After the end of
-the HDF5 data stand 28 bytes with the size and CRC-32 of all before: accidental damage is found before the HDF5 library sees a
-byte of it. HDF5 ignores these bytes, and drops them when it changes the file; a file without them is read too. The reader opens no
+HDF5 makes the file beside its place, in memory or in a temporary file, so nothing of its own caching and locking can leave half a file.
+After the end of the HDF5 data stand 28 bytes with the size and CRC-32 of all before: accidental damage is found before the HDF5 library
+sees a byte of it. HDF5 ignores these bytes, and drops them when it changes the file; a file without them is read too. The reader opens no
 links, decompresses by itself with a limit, and believes no size before it has compared it with the file's.
 """
 
@@ -23,34 +23,29 @@ import h5py
 import numpy as np
 
 from fathom_trace.errors import TraceError, TraceFileError, one_line
+from fathom_trace.store import compact
 from fathom_trace.store.columns import (
-    FORMAT,
     PROVENANCE,
-    VERSION,
     Block,
     StoredColumn,
     assemble,
     by_execution,
     check_attributes,
     decode,
-    encode,
     fit,
-    narrowest,
     provenance_text,
     read_provenance,
     stored_columns,
+    wrapped,
 )
 from fathom_trace.store.files import reading, replacing
-from fathom_trace.store.hdf5_reader import DECODED_FREE_BYTES, DECODED_RATIO, Dataset, Reader, check_marker
+from fathom_trace.store.hdf5_reader import COMPACT_VERSION, DECODED_FREE_BYTES, DECODED_RATIO, Dataset, Reader, check_marker
+from fathom_trace.store.hdf5_writer import written
 from fathom_trace.tables import TABLES, Array, Steps, StepTimes, Structures, Table
 from fathom_trace.trace import Trace
 
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 
-COMPACT_BYTES = 192
-"""Columns up to this size lie in their own header, uncompressed: a chunk would cost more than it saves."""
-
-CHUNK_ROWS = 1 << 16
 _SEAL = struct.Struct("<16sQI")
 SEAL_MAGIC = b"\nfathom-trace\r\n\x1a"
 _BLOCK_BYTES = 1 << 20
@@ -64,11 +59,13 @@ def write(trace: Trace, path: Path, force: bool = False) -> None:
         TraceFileError: `path` exists and `force` is not set, or the system refuses to write.
     """
     with replacing(path, force) as file:
-        image = _image(trace, level=1)
-        if _decoded_bytes(trace) > max(DECODED_FREE_BYTES, DECODED_RATIO * len(image)):
-            image = _image(trace, level=0)
-        file.write(image)
-        file.write(_SEAL.pack(SEAL_MAGIC, len(image), zlib.crc32(image)))
+        for is_compressed in (True, False):
+            with written(trace, Path(os.path.realpath(path)).parent, is_compressed) as image:
+                size = image.seek(0, io.SEEK_END)
+                is_readable = decoded_bytes(trace) <= max(DECODED_FREE_BYTES, DECODED_RATIO * size)
+                if is_readable or not is_compressed:
+                    _copy_sealed(image, file)
+                    return
 
 
 def read(path: Path) -> Trace:
@@ -108,83 +105,18 @@ def read_lazily(path: Path) -> Trace:
         return Trace.deferred(lambda trace: _OnDemand(source, trace).tables(), provenance)
 
 
-# --- writing ------------------------------------------------------------------------------------------------------------------------
+def _copy_sealed(image: BinaryIO, file: BinaryIO) -> None:
+    """Copy a file of HDF5 and put the seal behind it."""
+    image.seek(0)
+    size = checksum = 0
+    while block := image.read(_BLOCK_BYTES):
+        file.write(block)
+        size, checksum = size + len(block), zlib.crc32(block, checksum)
+    file.write(_SEAL.pack(SEAL_MAGIC, size, checksum))
 
 
-def _image(trace: Trace, level: int) -> memoryview:
-    """The bytes of the HDF5 file.
-
-    HDF5 leaves each new dataset a header of 256 bytes, mostly empty, and packs it only when it copies the dataset: so that is done.
-    """
-    draft, buffer = io.BytesIO(), io.BytesIO()
-    with _new_file(draft) as source:
-        _put(source.id, PROVENANCE, np.frombuffer(provenance_text(trace), np.uint8), level)
-        for name, table in trace.tables().items():
-            if len(table):
-                _put_table(h5py.h5g.create(source.id, name.encode(), gcpl=_without_times(h5py.h5p.GROUP_CREATE)), table, trace, level)
-        with _new_file(buffer) as file:
-            file.attrs["format"] = np.bytes_(FORMAT)
-            file.attrs["version"] = np.int32(VERSION)
-            for name in source:
-                h5py.h5o.copy(source.id, name.encode(), file.id, name.encode())
-    return buffer.getbuffer()
-
-
-def _new_file(buffer: io.BytesIO) -> h5py.File:
-    """An HDF5 file in memory. It holds no time of creation, so that the same trace always makes the same bytes."""
-    access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
-    access.set_libver_bounds(h5py.h5f.LIBVER_V110, h5py.h5f.LIBVER_V110)
-    access.set_fclose_degree(h5py.h5f.CLOSE_STRONG)
-    access.set_fileobj_driver(h5py.h5fd.fileobj_driver, buffer)
-    return h5py.File(h5py.h5f.create(b"trace", h5py.h5f.ACC_TRUNC, _without_times(h5py.h5p.FILE_CREATE), access))
-
-
-def _without_times(kind: Any) -> Any:
-    properties = h5py.h5p.create(kind)
-    properties.set_obj_track_times(False)
-    return properties
-
-
-def _put_table(group: Any, table: Table, trace: Trace, level: int) -> None:
-    """Write the columns of one table."""
-    stored = encode(type(table), {key: getattr(table, key) for key in table.columns()})
-    blocks = by_execution(trace.structures, trace.steps, len(table)) if isinstance(table, StepTimes) else None
-    for key, column in stored_columns(type(table)).items():
-        values = narrowest(stored.pop(key))
-        if blocks is not None:
-            given, values = values, np.empty_like(values)
-            for block in blocks:
-                block.store(given, values)
-        _describe(_put(group, key, values, level), column)
-
-
-def _put(group: Any, name: str, values: Array, level: int) -> Any:
-    """Write one dataset; returns it."""
-    layout = _without_times(h5py.h5p.DATASET_CREATE)
-    if values.nbytes <= COMPACT_BYTES:
-        layout.set_layout(h5py.h5d.COMPACT)
-    else:
-        layout.set_chunk((min(len(values), CHUNK_ROWS),))
-        layout.set_shuffle()
-        layout.set_deflate(level)
-    kind = h5py.h5t.py_create(values.dtype.newbyteorder("<"))
-    dataset = h5py.h5d.create(group, name.encode(), kind, h5py.h5s.create_simple(values.shape), layout)
-    if len(values):
-        dataset.write(h5py.h5s.ALL, h5py.h5s.ALL, np.ascontiguousarray(values))
-    return dataset
-
-
-def _describe(dataset: Any, column: StoredColumn) -> None:
-    """Unit and stored difference, as attributes of fixed length, for whoever opens the file with other tools."""
-    texts = {"unit": column.spec.unit, "stored": column.difference.formula(column.key) if column.difference else ""}
-    for name, text in texts.items():
-        if text:
-            value = np.array(text.encode(), f"S{len(text)}")
-            attribute = h5py.h5a.create(dataset, name.encode(), h5py.h5t.py_create(value.dtype), h5py.h5s.create(h5py.h5s.SCALAR))
-            attribute.write(value)
-
-
-def _decoded_bytes(trace: Trace) -> int:
+def decoded_bytes(trace: Trace) -> int:
+    """What the columns and the provenance take once they are read."""
     columns = (getattr(table, key) for table in trace.tables().values() for key in table.columns())
     return len(provenance_text(trace)) + sum(int(values.nbytes) for values in columns)
 
@@ -200,6 +132,8 @@ class Source:
     reader: Reader
     file: Any
     found: dict[str, Dataset]
+    period: int
+    """Of the clock, where the times are stored compactly."""
 
     @classmethod
     def open(cls, path: Path, opened: Path | BinaryIO, size: int) -> Source:
@@ -210,15 +144,18 @@ class Source:
         """
         with _damage(path), _closed_on_failure(_opened(opened)) as file:
             root = file.id
-            check_marker(h5py.h5g.open(root, b"/"), path)
+            version = check_marker(h5py.h5g.open(root, b"/"), path)
             reader = Reader(path, size)
             found = {PROVENANCE: reader.dataset(root, PROVENANCE)}
+            period = 0
             for table in TABLES:
                 group = reader.group(root, table.name)
                 if group is not None:
                     found |= {c.path: reader.dataset(group, c.key, c) for c in stored_columns(table).values()}
                     reader.check_rows(table, found)
-            return cls(path, reader, file, found)
+                    if table is StepTimes and version >= COMPACT_VERSION:
+                        period = reader.compact_times(group, found)
+            return cls(path, reader, file, found, period)
 
     def rows(self, table: type[Table]) -> int:
         """How many rows a table declares."""
@@ -238,11 +175,27 @@ class Source:
             TraceError: values do not fit their columns, or each other.
         """
         columns = stored_columns(table)
+        if table is StepTimes and compact.AFTER in self.found and compact.KEYS[0] in (wanted := list(keys)):
+            others = [key for key in wanted if key not in compact.KEYS]
+            return self._compact_times(blocks or ()) | (self.columns(table, others, blocks) if others else {})
         with _damage(self.path):
-            stored = {key: self.reader.values(self.found[columns[key].path]) for key in keys}
-        if blocks is not None:
-            stored = {key: _restored(values, blocks) for key, values in stored.items()}
+            stored = {key: self._values(columns[key].path, blocks) for key in keys}
         return {key: fit(columns[key], values) for key, values in decode(table, stored).items()}
+
+    def _compact_times(self, blocks: Sequence[Block]) -> dict[str, Array]:
+        """The four times of a file that stores them compactly."""
+        columns = stored_columns(StepTimes)
+        with _damage(self.path):
+            times = {key: wrapped(self._values(columns[key].path, blocks)) for key in compact.KEYS}
+            after = wrapped(self._values(compact.AFTER, blocks))
+            codes = self._values(compact.CODES, blocks).astype(np.uint8) if self.period else np.zeros(0, np.uint8)
+        stored = compact.Compact(times, after, codes, self.period)
+        return {key: fit(columns[key], values) for key, values in compact.expand(stored).items()}
+
+    def _values(self, name: str, blocks: Sequence[Block] | None) -> Array:
+        """The numbers of a dataset, in the order of the column."""
+        values = self.reader.values(self.found[name])
+        return values if blocks is None else _restored(values, blocks)
 
 
 def _table(table: type[Table], source: Source, before: dict[str, Table]) -> Table:

@@ -16,7 +16,11 @@ import numpy as np
 
 from fathom_trace.errors import TraceFileError
 from fathom_trace.store.columns import FORMAT, VERSION, StoredColumn, stored_columns
-from fathom_trace.tables import Array, Table
+from fathom_trace.store.compact import AFTER, CODES, LONGEST_NS, PERIOD, PERIOD_BITS, SHORTEST_NS
+from fathom_trace.tables import Array, StepTimes, Table
+
+COMPACT_VERSION = VERSION + 1
+"""Of files that store the times of `step_times` as `compact` does; all others are of the version of the columns."""
 
 CHUNK_LIMIT_BYTES = 64 << 20
 
@@ -54,6 +58,21 @@ class Reader:
         if opened is not None and not isinstance(opened, h5py.h5g.GroupID):
             self._refuse(name, "is not a group")
         return opened
+
+    def compact_times(self, group: Any, found: dict[str, Dataset]) -> int:
+        """Look at what belongs to times stored compactly and put it in `found`; returns the period of the clock, 0 for none."""
+        if not group.links.exists(AFTER.encode()):
+            return 0
+        period = _attribute(group, PERIOD.encode(), h5py.h5t.INTEGER) or 0
+        if period and not SHORTEST_NS << PERIOD_BITS <= period <= LONGEST_NS << PERIOD_BITS:
+            self._refuse(StepTimes.name, f"declares a clock with a period of {period / (1 << PERIOD_BITS):g} ns")
+        rows = found[f"{StepTimes.name}/start"].rows
+        for name in (AFTER, CODES) if period else (AFTER,):
+            found[name] = self.dataset(group, name)
+            self.decoded_bytes += 7 * found[name].rows
+            if found[name].rows != rows:
+                self._refuse(StepTimes.name, f"has columns of {found[name].rows} and of {rows} rows")
+        return int(period)
 
     def dataset(self, group: Any, name: str, column: StoredColumn | None = None) -> Dataset:
         """One column, checked but not read."""
@@ -159,15 +178,16 @@ def _inflated(packed: bytes, expected: int) -> bytes:
     return result
 
 
-def check_marker(root: Any, path: Path) -> None:
-    """The file says that it is a trace, of a version that this release reads."""
+def check_marker(root: Any, path: Path) -> int:
+    """The version of the file, which says that it is a trace, of a version that this release reads."""
     if _attribute(root, b"format", h5py.h5t.STRING) != FORMAT.encode():
         raise TraceFileError(f"{path} is an HDF5 file but no trace (it lacks the mark of one); `fathom-trace capture` writes traces")
     version = _attribute(root, b"version", h5py.h5t.INTEGER)
     if version is None or version < 1:
         raise TraceFileError(f"{path} is damaged: it does not tell its format version")
-    if version > VERSION:
-        raise TraceFileError(f"{path} is trace format {version}; this release reads up to {VERSION}")
+    if version > COMPACT_VERSION:
+        raise TraceFileError(f"{path} is trace format {version}; this release reads up to {COMPACT_VERSION}")
+    return int(version)
 
 
 def _attribute(root: Any, name: bytes, kind: int) -> Any | None:
