@@ -40,6 +40,10 @@ class Parser(argparse.ArgumentParser):
         epilog = "\n".join(("examples:" if len(examples) > 1 else "example:", *(f"  {line}" for line in examples)))
         super().__init__(prog=prog, description=description, epilog=epilog, formatter_class=_Formatter, allow_abbrev=False)
 
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        """As argparse does, but arguments may stand among options wherever they like: `whatif FILE --json SCENARIOS`."""
+        return self.parse_intermixed_args(args, namespace)
+
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:  # type: ignore[override]
         """As argparse does, but an argument that is empty is an error: more often a variable that is not set than a wish."""
         given = sys.argv[1:] if args is None else list(args)

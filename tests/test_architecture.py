@@ -57,6 +57,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "collection",
         "apart",
         "cluster",
+        "projecting",
         "sweep",
         "sweep_file",
         "arguments",

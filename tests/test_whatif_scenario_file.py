@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fathom_trace.cli import run
 from fathom_trace.errors import ScenarioError
 from fathom_trace.store import load, save
 from fathom_trace.trace import Trace
@@ -143,8 +144,93 @@ def test_what_selects_nothing_names_the_scenario(
     monkeypatch.chdir(tmp_path)
     save(diamond(), "diamond.h5")
     write(tmp_path, "good:\n  - OpB=2\nbad:\n  - OpZ=2\n")
-    said = complaint(capsys, "whatif", "diamond.h5", "scenarios.yaml")
-    assert said.startswith("scenarios.yaml: scenario 'bad': no op type that ran is called 'OpZ'")
+    assert run(["whatif", "diamond.h5", "scenarios.yaml", "--json"]) == 1
+    out, err = capsys.readouterr()
+    said = "scenario 'bad': no op type that ran is called 'OpZ'"
+    assert err.startswith(f"fathom-trace: scenarios.yaml: {said}")
+    assert err.count("\n") == 1
+    found = json.loads(out)
+    assert [(s["name"], s["makespan_ns"]) for s in found["scenarios"]] == [("good", 50_000)]
+    assert [p["name"] for p in found["problems"]] == ["bad"]
+    assert found["problems"][0]["problem"].startswith(said)
+    with pytest.raises(ScenarioError, match=said):
+        project_all(diamond(), read_scenarios(tmp_path / "scenarios.yaml"))
+
+
+def test_many_that_select_nothing_are_told_shortly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save(diamond(), "diamond.h5")
+    write(tmp_path, "bad:\n  - OpZ: [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]\n")
+    assert run(["whatif", "diamond.h5", "scenarios.yaml"]) == 1
+    out, err = capsys.readouterr()
+    assert "0 scenarios" in out
+    assert len(err.splitlines()) == 11
+    assert err.splitlines()[-1] == "fathom-trace: 2 more scenarios cannot be applied; --json lists all"
+
+
+# --- grids --------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_grid_is_a_scenario_for_every_combination(tmp_path: Path) -> None:
+    """B of 50 us b times faster, C of 30 us c times, and A of 10 us in 5 us: on two workers 5 + max(50 / b, 30 / c) + 10 us."""
+    named = read_scenarios(write(tmp_path, "alone: []\ngrid:\n  - OpB: [1, 2, 5]\n    OpC: [1, inf]\n  - OpA: 2\n"))
+    assert list(named)[:3] == ["alone", "grid: OpB=1, OpC=1", "grid: OpB=1, OpC=inf"]
+    comparison = project_all(diamond(), named)
+    grid = {s.name: s.replay.after_ns for s in comparison.scenarios[1:]}
+    assert grid == {f"grid: OpB={b}, OpC={c}": 15_000 + max(50_000 / b, 30_000 / float(c)) for b in (1, 2, 5) for c in ("1", "inf")}
+    assert str(named["grid: OpB=2, OpC=inf"]) == "OpB=2, OpC=inf, OpA=2"
+
+
+def test_a_grid_takes_every_kind_of_change(tmp_path: Path) -> None:
+    named = read_scenarios(write(tmp_path, "g:\n  - fuse: [OpA+OpB, OpB+OpD]\n  - OpC: [50us, remove]\n"))
+    assert [str(s) for s in named.values()] == [
+        f"fuse:{pair}, OpC={c}" for pair in ("OpA+OpB", "OpB+OpD") for c in ("50000ns", "remove")
+    ]
+
+
+def test_a_list_of_one_value_is_that_value(tmp_path: Path) -> None:
+    assert {k: str(v) for k, v in read_scenarios(write(tmp_path, "g:\n  - OpB: [2]\n")).items()} == {"g": "OpB=2"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("g:\n  - OpB: []\n", "scenario 'g', change 1 is no change; .*for a grid"),
+        ("g:\n  - OpB: [1, [2]]\n", "scenario 'g', change 1 is no change"),
+        ("g:\n  - OpB: [1, fast]\n", "scenario 'g', change 1: 'OpB=fast': 'fast' is no factor"),
+        ("g:\n  - OpB: [2, 3, 2]\n", "scenario 'g', change 1: 'OpB=2' is listed twice"),
+        ("g:\n  - OpB: [2, 3]\n  - OpB: [4, 5]\n", "scenario 'g': 'OpB' is given twice"),
+        ("'g: OpB=2': []\ng:\n  - OpB: [2, 3]\n", "scenario 'g': there are two scenarios 'g: OpB=2'"),
+    ],
+)
+def test_a_mistake_in_a_grid_is_one_line(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ScenarioError, match=message) as error:
+        read_scenarios(write(tmp_path, text))
+    assert "\n" not in str(error.value)
+
+
+def test_a_grid_too_large_is_refused_before_it_is_made(tmp_path: Path) -> None:
+    """Twelve lists of a thousand: 10^36 scenarios."""
+    values = ", ".join(str(k + 1) for k in range(1000))
+    text = "g:\n" + "".join(f"  - Op{k}: [{values}]\n" for k in range(12))
+    with pytest.raises(ScenarioError, match=r"scenario 'g' brings more than 100,000 scenarios into the file"):
+        read_scenarios(write(tmp_path, text))
+
+
+def test_the_file_may_stand_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    save(diamond(), "diamond.h5")
+    write(tmp_path, FILE)
+    wanted = output(capsys, "whatif", "diamond.h5", "scenarios.yaml", "--json", "--speedup", "OpA=10")
+    for words in (
+        ("diamond.h5", "--json", "scenarios.yaml", "--speedup", "OpA=10"),
+        ("--json", "diamond.h5", "--speedup", "OpA=10", "scenarios.yaml"),
+        ("--json", "--speedup=OpA=10", "--", "diamond.h5", "scenarios.yaml"),
+    ):
+        assert output(capsys, "whatif", *words) == wanted
+    assert "--scheduler spreads the scenarios of a file" in complaint(capsys, "whatif", "diamond.h5", "--scheduler", "tcp://x:1")
 
 
 def test_a_file_that_stands_for_an_endless_one_is_refused_at_once(tmp_path: Path) -> None:

@@ -6,7 +6,12 @@ fuse:A+B (neighbours become one execution), hardware:FILE.yaml (an accelerator t
 type (Conv2D), or kind:NAME, phase:NAME, layer:NAME, device:NAME, name:NAME; * and ? match as in file names; predicate:FILE.py asks
 the function select(execution) of that file, which runs it.
 
-SCENARIOS is a YAML file of named scenarios, each a list of changes.
+SCENARIOS is a YAML file of named scenarios, each a list of changes; a change of several values, `- Conv2D: [1, 2, 4, 8]`, makes a
+scenario a grid: one scenario for every combination of the values. Those that select nothing are told, and the others go on. With
+--scheduler the workers of a Dask cluster take them in pieces; predicates must lie there under the same names.
+
+Of a part of the trace, shares are of the part's own op time. Totals run from its first operation to its last: what else a step does in
+between is in them as time in which no op runs, and no change shortens it.
 """
 
 from __future__ import annotations
@@ -16,15 +21,19 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fathom_trace.arguments import add_force, add_json, add_trace, at_least
+from fathom_trace.arguments import add_force, add_json, add_selection, add_trace, at_least, choice_of, selected
 
 if TYPE_CHECKING:
     from fathom_trace.trace import Trace
-    from fathom_trace.whatif import Context, ScalingModel, Scenario, Settings
+    from fathom_trace.whatif import Comparison, Context, ScalingModel, Scenario, Settings
+
+MOST_TOLD = 10
+"""Scenarios that cannot be applied, told one by one."""
 
 EXAMPLES = (
     "fathom-trace whatif vgg-training.h5 --speedup Conv2D=10 --speedup 'layer:fc*=4'",
     "fathom-trace whatif vgg-training.h5 scenarios.yaml",
+    "fathom-trace whatif vgg-training.h5 scenarios.yaml --scheduler tcp://head:8786 --json",
     "fathom-trace whatif vgg-training.h5 --hardware accelerator.yaml -o projected.h5",
     "fathom-trace whatif vgg-training.h5 --sweep Conv2D=1..1000",
     "fathom-trace whatif vgg-training.h5 --limits --target 5x",
@@ -38,6 +47,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add_trace(parser)
     parser.add_argument("scenarios", nargs="?", metavar="SCENARIOS", help="a YAML file of named scenarios")
+    parser.add_argument("--scheduler", metavar="tcp://HOST:PORT", help="project the file's scenarios on this Dask cluster")
     parser.add_argument("--only", metavar="NAME", help="one scenario of the file, in full")
     parser.add_argument("--speedup", action="append", default=[], metavar="CHANGE", help="a change; several are applied in turn")
     parser.add_argument("--hardware", metavar="FILE", help="let an accelerator take what it covers; the same as hardware:FILE")
@@ -65,6 +75,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     output.add_argument("-o", "--output", metavar="FILE", help="write the projected step as a trace: .h5 or .pb")
     add_force(output)
     add_json(output)
+    add_selection(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -81,7 +92,8 @@ def run(arguments: argparse.Namespace) -> int:
     sweep = parse_sweep(arguments.sweep) if arguments.sweep else None
     settings = Settings(workers=arguments.workers, priority=arguments.priority)
     file = check_file(Path(arguments.output), arguments.force) if arguments.output else None
-    trace = load(Path(arguments.file))
+    choice = choice_of(arguments)
+    trace, arguments.part = selected(load(Path(arguments.file)), choice)
     if arguments.export:
         scenario = simulated(trace, arguments).then(*scenario.changes)
     if arguments.hardware:
@@ -103,7 +115,10 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         curve = project_sweep(trace, sweep, scenario, settings)
         unicode = "utf" in (sys.stdout.encoding or "").lower()
-        print_json(curve.to_dict()) if arguments.json else print(render_curve(curve, unicode), end="")
+        if arguments.json:
+            print_json({**curve.to_dict(), **_selection(arguments)})
+        else:
+            print(_selected(arguments) + render_curve(curve, unicode), end="")
     return 0
 
 
@@ -120,6 +135,8 @@ def _refuse_together(arguments: argparse.Namespace) -> None:
         raise OptionError(f"{' and '.join(asked)} cannot be asked for at once; run the command for each")
     if arguments.output and asked:
         raise OptionError(f"-o writes one projected step, and {asked[0]} has several; leave one of them out")
+    if arguments.scheduler and not several:
+        raise OptionError("--scheduler spreads the scenarios of a file; give one after the trace, without --only")
     if arguments.only and not arguments.scenarios:
         raise OptionError("--only picks a scenario of a file; give the file after the trace")
 
@@ -154,15 +171,32 @@ def named_scenarios(arguments: argparse.Namespace, context: Context) -> dict[str
 def _compare(
     trace: Trace, arguments: argparse.Namespace, named: dict[str, Scenario], settings: Settings, scaling: ScalingModel | None
 ) -> int:
-    from fathom_trace.errors import ScenarioError
+    """Print what each scenario does; 1 when one of them cannot be applied."""
     from fathom_trace.whatif import project_all, render_comparison
 
-    try:
-        comparison = project_all(trace, named, settings)
-    except ScenarioError as error:
-        raise ScenarioError(f"{arguments.scenarios}: {error}") from None
+    spread = arguments.scheduler
+    comparison = _on_cluster(trace, arguments, named, settings) if spread else project_all(trace, named, settings, go_on=True)
     _print(arguments, comparison.to_dict(), render_comparison(comparison), scaling)
-    return 0
+    sys.stdout.flush()
+    for _, problem in comparison.problems[:MOST_TOLD]:
+        _tell(f"fathom-trace: {arguments.scenarios}: {problem}")
+    if len(comparison.problems) > MOST_TOLD:
+        _tell(f"fathom-trace: {len(comparison.problems) - MOST_TOLD:,} more scenarios cannot be applied; --json lists all")
+    return 1 if comparison.problems else 0
+
+
+def _on_cluster(trace: Trace, arguments: argparse.Namespace, named: dict[str, Scenario], settings: Settings) -> Comparison:
+    from fathom_trace.cluster import Cluster
+    from fathom_trace.projecting import Step, project_spread
+    from fathom_trace.terminal import ProgressBar
+
+    step = Step(trace, settings)
+    with ProgressBar() as progress:
+        return project_spread(step, named, Cluster(arguments.scheduler, alone=False, tell=_tell, shared=step), progress)
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def _print(arguments: argparse.Namespace, data: dict[str, object], text: str, scaling: ScalingModel | None) -> None:
@@ -171,9 +205,9 @@ def _print(arguments: argparse.Namespace, data: dict[str, object], text: str, sc
     from fathom_trace.whatif import render_scaling
 
     if arguments.json:
-        print_json({**data, **({"scaling": scaling.to_dict()} if scaling else {})})
+        print_json({**data, **({"scaling": scaling.to_dict()} if scaling else {}), **_selection(arguments)})
     else:
-        print(text + ("\n" + render_scaling(scaling, arguments.top) if scaling else ""), end="")
+        print(_selected(arguments) + text + ("\n" + render_scaling(scaling, arguments.top) if scaling else ""), end="")
 
 
 def _limits(trace: Trace, arguments: argparse.Namespace, scenario: Scenario, settings: Settings) -> int:
@@ -186,12 +220,24 @@ def _limits(trace: Trace, arguments: argparse.Namespace, scenario: Scenario, set
     reached = find_target(trace, target, settings, scenario, faster=faster) if arguments.target else None
     if arguments.json:
         found: dict[str, object] = limits.to_dict() if limits else {}
-        print_json({**found, **({"target": reached.to_dict()} if reached else {})})
+        print_json({**found, **({"target": reached.to_dict()} if reached else {}), **_selection(arguments)})
         return 0
     parts = [render_limits(limits, arguments.top)] if limits else []
     parts += [render_target(reached)] if reached else []
-    print("\n".join(parts), end="")
+    print(_selected(arguments) + "\n".join(parts), end="")
     return 0
+
+
+def _selection(arguments: argparse.Namespace) -> dict[str, object]:
+    """What was selected, for JSON."""
+    return {"selection": arguments.part.to_dict()} if arguments.part else {}
+
+
+def _selected(arguments: argparse.Namespace) -> str:
+    """What was selected, for people, and what all that follows is of."""
+    if not arguments.part:
+        return ""
+    return f"selected {arguments.part}\nshares are of its op time; totals hold all else from its first operation to its last as idle time\n\n"
 
 
 def simulated(trace: Trace, arguments: argparse.Namespace) -> Scenario:
