@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import signal
 import socket
 import subprocess
@@ -19,16 +20,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small import diamond
 
 from fathom_trace import __version__
 from fathom_trace.alone import only_one
+from fathom_trace.apart import Errand
 from fathom_trace.cli import run
 from fathom_trace.cluster import PROBE, Cluster, misfit, wanted_versions
 from fathom_trace.collection import MANIFEST
 from fathom_trace.engine import DONE, LOST, RUNNING
-from fathom_trace.store import load
+from fathom_trace.projecting import Step, project_piece
+from fathom_trace.store import load, save
 from fathom_trace.sweep import MADE, Point, sweep
 from fathom_trace.sweep_file import read_sweep
+from fathom_trace.whatif import Settings, parse_scenario
 
 pytestmark = pytest.mark.capture
 pytest.importorskip("distributed")
@@ -125,6 +130,37 @@ def test_an_interrupted_sweep_stops_its_captures_and_leaves_no_trace(nodes: Node
     [entry] = manifest_of(tmp_path)
     assert entry["error"] == "the sweep ended before it"
     assert [a["outcome"] for a in entry["attempts"]] == [RUNNING]
+
+
+def test_scenarios_on_the_cluster_are_what_they_are_here(
+    nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A grid of 8 x 5 scenarios, and one that cannot be applied, on top of a change."""
+    monkeypatch.chdir(tmp_path)
+    save(diamond(), "diamond.h5")
+    Path("grid.yaml").write_text(
+        "g:\n  - OpB: [1, 2, 3, 5, 8, 13, 21, inf]\n  - OpC: [1, 2, 10us, remove, inf]\nbad:\n  - OpZ: 2\n", encoding="utf-8"
+    )
+    words = ["whatif", "diamond.h5", "grid.yaml", "--speedup", "OpA=3", "--json"]
+    assert run(words) == 1
+    here = capsys.readouterr()
+    assert run([*words, "--scheduler", nodes.address]) == 1
+    there = capsys.readouterr()
+    assert there == here
+    assert len(json.loads(here.out)["scenarios"]) == 40
+    assert "scenario 'bad'" in here.err
+
+
+def test_a_worker_works_the_step_out_once() -> None:
+    """What a worker is sent is what this process has, and keeps its base from one piece to the next."""
+    step: Step = pickle.loads(pickle.dumps(Step(diamond(), Settings(workers=2))))
+    errand = Errand(step, None, lambda _: None)
+    one = project_piece(errand, {"b": parse_scenario(["OpB=5"])})
+    base = step.base
+    two = project_piece(errand, {"c": parse_scenario(["OpC=2"]), "z": parse_scenario(["OpZ=2"])})
+    assert step.base is base
+    assert [s.replay.after_ns for s in (*one.scenarios, *two.scenarios)] == [50_000, 70_000]
+    assert [name for name, _ in two.problems] == ["z"]
 
 
 def captures_of(nodes: Nodes) -> list[int]:
