@@ -192,7 +192,7 @@ def chakra(trace: Trace, repeat: int) -> None:
     """Chakra, per node."""
     exporter = REGISTRY.load("chakra")
     [view] = view_steps(trace, "median", "benchmark")
-    plan = exporter._Plan(view, [], [-1] * len(view), exporter.Options())
+    plan = exporter._Plan(view, [], exporter.executed_collectives(view), exporter.Options())
     content = b"".join(exporter.encode(plan))
     [ours] = best(repeat, lambda: b"".join(exporter.encode(plan)))
     python = simulator_folder() / "chakra" / "bin" / "python"
@@ -200,10 +200,13 @@ def chakra(trace: Trace, repeat: int) -> None:
         print(f"chakra: {1e6 * ours / len(view):.2f} us a node; {python} does not exist: bash tests/make_simulators.sh chakra")
         return
     nodes = []
-    for n in exporter._parse("benchmark", content, []):
-        attributes = [(a.name, a.WhichOneof("value"), getattr(a, a.WhichOneof("value"))) for a in n.attr]
-        sides = [[side.values, side.shapes, side.types] for side in (n.inputs, n.outputs)]
-        nodes.append([n.id, n.name, n.type, list(n.data_deps), n.start_time_micros, n.duration_micros, *sides, attributes])
+    with tempfile.TemporaryFile() as written:
+        written.write(content)
+        written.seek(0)
+        for n in exporter._parse("benchmark", written, []):
+            attributes = [(a.name, a.WhichOneof("value"), getattr(a, a.WhichOneof("value"))) for a in n.attr]
+            sides = [[side.values, side.shapes, side.types] for side in (n.inputs, n.outputs)]
+            nodes.append([n.id, n.name, n.type, list(n.data_deps), n.start_time_micros, n.duration_micros, *sides, attributes])
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "nodes.json"
         file.write_text(json.dumps(nodes))

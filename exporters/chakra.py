@@ -20,15 +20,18 @@ are collectives here; then none are added. Their ids follow the last row of `exe
 
 from __future__ import annotations
 
+import filecmp
 import heapq
-import operator
 import re
+import shutil
+from array import array
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,8 +41,9 @@ from fathom_trace.builder import ITEM_BYTES
 from fathom_trace.errors import ExportError, OptionError
 from fathom_trace.exporter import TARGET_PARSED, CheckReport, ExportedLayer, ExportReport, Target, read_report
 from fathom_trace.gradients import Gradient, gradients
+from fathom_trace.layer_map import LayerMap
 from fathom_trace.options import option
-from fathom_trace.steps import MEDIAN, STEP_DOC, StepView, account, bridge, notes, verify, view_steps
+from fathom_trace.steps import MEDIAN, STEP_DOC, LeftOut, StepView, account, bridge, notes, verify, view_steps
 from fathom_trace.trace import Dependencies, Trace, distinct
 from fathom_trace.units import format_bytes, format_ns, format_share
 
@@ -75,6 +79,7 @@ IS_EMPTY = "collective of 0 bytes, bridged"
 
 
 MOST_RANKS = 65_536
+Int64 = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -124,24 +129,25 @@ def write(trace: Trace, folder: Path, options: Options) -> ExportReport:
         OptionError, TraceError: there is no such step, or the trace is empty.
     """
     view = view_steps(trace, options.step, "exporter 'chakra'")[0]
-    executed = [EXECUTED_COLLECTIVES.get(trace.node_ops[node], -1) for node in view.nodes]
-    found = gradients(trace, view.structure) if options.ranks > 1 and max(executed, default=-1) < 0 else []
+    executed = executed_collectives(view)
+    found = gradients(trace, view.structure) if options.ranks > 1 and executed.max(initial=-1) < 0 else []
     found = [g for g in found if trace.chosen[list(g.producers)].all()]
     added = list(_collectives(view, found, options.bucket_bytes))
     plan = _Plan(view, added, executed, options)
-    content = b"".join(encode(plan))
     stem = re.sub(r"[^A-Za-z0-9_]+", "_", options.name or str(trace.provenance.get("workload") or "trace"))
     files = tuple(f"{stem}.{rank}.et" for rank in range(options.ranks))
-    for file in files:
-        (folder / file).write_bytes(content)
-    dependencies = np.diff(plan.dependencies.offsets)[plan.position].tolist()
+    with (folder / files[0]).open("wb") as out:
+        out.writelines(encode(plan))
+    for file in files[1:]:
+        shutil.copyfile(folder / files[0], folder / file)
+    dependencies = np.diff(plan.dependencies.offsets)[plan.position]
 
-    def describe(view: StepView, node: int, members: list[int]) -> Mapping[str, Any]:
+    def describe(view: StepView, node: int, members: Int64) -> Mapping[str, Any]:
         more = f" and {len(members) - 1} more" * (len(members) > 1)
         return {
             "place": f"{files[0]}:node {members[0] + view.rows.start}{more}",
-            "how": _name(plan, members[0]),
-            "facts": {"dependencies": sum(dependencies[i] for i in members), "type": plan.types[members[0]]},
+            "how": _name(plan, int(members[0])),
+            "facts": {"dependencies": int(dependencies[members].sum()), "type": plan.type_of(int(members[0]))},
         }
 
     layers, skipped = account([view], {view.structure: plan.left_out}, describe)
@@ -163,6 +169,12 @@ def write(trace: Trace, folder: Path, options: Options) -> ExportReport:
     )
     verify([view], report)
     return report
+
+
+def executed_collectives(view: StepView) -> Int64:
+    """The collective that each execution is; -1 for those that are none."""
+    of_node = np.array([EXECUTED_COLLECTIVES.get(op, -1) for op in view.trace.node_ops], np.int64)
+    return of_node[view.nodes]
 
 
 def _collectives(view: StepView, found: Sequence[Gradient], bucket_bytes: int) -> Iterator[Collective]:
@@ -197,10 +209,9 @@ class _Plan:
     `order` lists them so that producers come first, `position` is its inverse, `dependencies` are among places in `order`.
     """
 
-    def __init__(self, view: StepView, added: Sequence[Collective], executed: Sequence[int], options: Options) -> None:
+    def __init__(self, view: StepView, added: Sequence[Collective], executed: Int64, options: Options) -> None:
         self.view, self.added, self.executed, self.device = view, added, executed, options.device
         self.left_out = self._find_left_out(options.plumbing)
-        self.types = [COMP_NODE if comm < 0 else COMM_COLL_NODE for comm in executed] + [COMM_COLL_NODE] * len(added)
         consumer, producer = self._edges()
         count = len(view) + len(added)
         self.order = _in_order(consumer, producer, count, len(view), added)
@@ -209,20 +220,23 @@ class _Plan:
         pairs = distinct(self.position[consumer] * count + self.position[producer]) if count else consumer
         offsets = np.searchsorted(pairs // max(count, 1), np.arange(count + 1)).astype(np.int64)
         self.kept = np.ones(count, bool)
-        self.kept[self.position[list(self.left_out)]] = False
+        self.kept[self.position[: len(view)][~self.left_out.written]] = False
         self.kept[self.position[np.flatnonzero(~view.chosen)]] = False
         self.dependencies = bridge(Dependencies(offsets, pairs % max(count, 1)), self.kept)
         exact = np.concatenate([view.duration_ns, np.zeros(len(added), np.int64)])[self.order]
         self.exact_ns: NDArray[np.int64] = np.where(self.kept, exact, 0)
-        self.rounded_us, self.longest_ns, self.longest_rounded_us = _round(
-            self.exact_ns.tolist(), self.dependencies, self.kept.tolist()
-        )
+        self.rounded_us, self.longest_ns, self.longest_rounded_us = _round(self.exact_ns, self.dependencies, self.kept)
 
-    def _find_left_out(self, plumbing: bool) -> dict[int, str]:
+    def _find_left_out(self, plumbing: bool) -> LeftOut:
         """Executions that are not written, and why."""
-        found = {} if plumbing else dict.fromkeys(np.flatnonzero(self.view.helpers).tolist(), IS_HELPER)
-        found |= {i: IS_EMPTY for i, comm in enumerate(self.executed) if comm >= 0 and not self.executed_bytes(i)}
-        return found
+        empty = np.zeros(len(self.view), bool)
+        empty[[i for i in np.flatnonzero(self.executed >= 0).tolist() if not self.executed_bytes(i)]] = True
+        helper = np.zeros(len(self.view), bool) if plumbing else self.view.helpers
+        return LeftOut.of(len(self.view), (IS_EMPTY, empty), (IS_HELPER, helper))
+
+    def type_of(self, local: int) -> int:
+        """The type of the node of an execution."""
+        return COMP_NODE if self.executed[local] < 0 else COMM_COLL_NODE
 
     def executed_bytes(self, local: int) -> int:
         """Bytes that an executed collective was given."""
@@ -280,27 +294,27 @@ def _in_order(
     return np.array(order, np.int64)
 
 
-def _round(exact_ns: Sequence[int], depends: Dependencies, kept: Sequence[bool]) -> tuple[list[int], int, int]:
+def _round(exact_ns: Int64, depends: Dependencies, kept: NDArray[np.bool_]) -> tuple[Int64, int, int]:
     """Whole microseconds for each time, and the longest path before (ns) and after (us).
 
     The longest path to the end of each is off by less than 1 us; of two numbers that allow that, the one is taken that keeps the sum.
     """
-    flat, bounds = depends.producer.tolist(), depends.offsets.tolist()
-    true_end, end, result = [0] * len(exact_ns), [0] * len(exact_ns), [0] * len(exact_ns)
+    count = len(exact_ns)
+    exact, is_kept = array("q", exact_ns.tobytes()), bytes(kept.astype(np.uint8))
+    true_end, end, result = (array("q", bytes(8 * count)) for _ in range(3))
     owed = 0
-    for i, (a, b) in enumerate(pairwise(bounds)):
-        if not kept[i]:
+    for i, before in enumerate(depends.lists()):
+        if not is_kept[i]:
             continue
-        before = flat[a:b]
         start = max([end[p] for p in before], default=0)
-        true_end[i] = max([true_end[p] for p in before], default=0) + exact_ns[i]
-        owed += exact_ns[i]
-        down = max((true_end[i] - start * NS_PER_US) // NS_PER_US, 0)
-        up = down + (true_end[i] > (start + down) * NS_PER_US)
-        result[i] = up if owed - down * NS_PER_US > NS_PER_US // 2 else down
-        owed -= result[i] * NS_PER_US
-        end[i] = start + result[i]
-    return result, max(true_end, default=0), max(end, default=0)
+        done = true_end[i] = max([true_end[p] for p in before], default=0) + exact[i]
+        owed += exact[i]
+        down = max((done - start * NS_PER_US) // NS_PER_US, 0)
+        up = down + (done > (start + down) * NS_PER_US)
+        rounded = result[i] = up if owed - down * NS_PER_US > NS_PER_US // 2 else down
+        owed -= rounded * NS_PER_US
+        end[i] = start + rounded
+    return np.frombuffer(result, np.int64), max(true_end, default=0), max(end, default=0)
 
 
 # --- encoding ---------------------------------------------------------------------------------------------------------------------
@@ -317,36 +331,39 @@ INT64, UINT64, BOOL, STRING = 9, 13, 27, 29
 
 def _name(plan: _Plan, local: int) -> str:
     op = plan.view.trace.node_ops[plan.view.nodes[local]]
-    comm = plan.executed[local]
+    comm = int(plan.executed[local])
     return f"COMP_NODE_{_clean(op)}" if comm < 0 else f"COMM_COLL_NODE_{COMM_NAMES[comm]}"
 
 
+BLOCK = 16_384
+"""Nodes that are encoded at once."""
+
+
 def encode(plan: _Plan) -> Iterator[bytes]:
-    """The file's records: GlobalMetadata, then a Node for each kept execution and collective."""
+    """The file's records: GlobalMetadata, then a Node for each kept execution and collective; many at a time."""
     yield wire.record(wire.delimited(1, SCHEMA_VERSION))
     view, count = plan.view, len(plan.view)
-    identifiers = plan.identifiers
-    deps, dep_offsets = wire.encode_varints(identifiers[plan.dependencies.producer])
-    bounds = dep_offsets[plan.dependencies.offsets].tolist()
-    ids = _fields(b"\x08", identifiers)
-    times = map(operator.add, _fields(b"\x30", _start_us(plan)), _fields(b"\x38", np.array(plan.rounded_us, np.int64)))
-    heads, attributes = _heads(plan), _attributes(plan)
-    operands = _Operands(view)
-    iterations = {text: _attribute("iteration", STRING, text) if text else b"" for text in set(view.iterations)}
-    iteration, nodes = view.iterations, view.nodes
-    columns = (plan.kept.tolist(), plan.order.tolist(), ids, times, bounds, bounds[1:], _tails(plan))
-    for kept, local, identifier, time, begin, end, tail in zip(*columns, strict=False):
-        if not kept:
-            continue
-        waits = b"\x2a" + _length(end - begin) + deps[begin:end] if end > begin else b""
-        if local < count:
-            node = nodes[local]
-            parts = (identifier, heads[node], waits, time, operands.of(local), attributes[node], iterations[iteration[local]], tail)
-        else:
-            name = wire.delimited(2, plan.added[local - count].name) + wire.integer(3, COMM_COLL_NODE)
-            parts = (identifier, name, waits, time, b"", b"", b"", tail)
-        body = b"".join(parts)
-        yield _length(len(body)) + body
+    shared, operands, tails = _Shared(plan), _Operands(view), _Tails(plan)
+    started, identifiers = _start_us(plan), plan.identifiers
+    for begin in range(0, len(plan.order), BLOCK):
+        places = begin + np.flatnonzero(plan.kept[begin : begin + BLOCK])
+        order = plan.order[places]
+        ran = np.minimum(order, count - 1)
+        columns = (
+            order.tolist(), _fields(b"\x08", identifiers[places]), _waits(plan, identifiers, places),
+            _fields(b"\x30", started[places]), _fields(b"\x38", plan.rounded_us[places]), operands.of(ran),
+            view.nodes[ran].tolist(), view.iterations[0][ran].tolist(), tails.of(places),
+        )  # fmt: skip
+        records: list[bytes] = []
+        for local, identifier, waits, start, time, operand, node, iteration, tail in zip(*columns, strict=True):
+            if local < count:
+                told = shared.attributes[node], shared.iterations[iteration], tail
+                body = b"".join((identifier, shared.heads[node], waits, start, time, operand, *told))
+            else:
+                name = wire.delimited(2, plan.added[local - count].name) + wire.integer(3, COMM_COLL_NODE)
+                body = b"".join((identifier, name, waits, start, time, tail))
+            records += (wire.length(len(body)), body)
+        yield b"".join(records)
 
 
 def _fields(head: bytes, values: NDArray[Any]) -> list[bytes]:
@@ -354,30 +371,42 @@ def _fields(head: bytes, values: NDArray[Any]) -> list[bytes]:
     return [head + raw if raw != b"\0" else b"" for raw in wire.varints(values)]
 
 
-_LENGTHS = tuple(wire.varint(n) for n in range(4096))
+def _waits(plan: _Plan, identifiers: Int64, places: Int64) -> Iterator[bytes]:
+    """The dependencies of some places in the order, which are ascending."""
+    offsets = plan.dependencies.offsets
+    first, last = (int(offsets[places[0]]), int(offsets[places[-1] + 1])) if len(places) else (0, 0)
+    raw, bounds = wire.encode_varints(identifiers[plan.dependencies.producer[first:last]])
+    edges = zip(bounds[offsets[places] - first].tolist(), bounds[offsets[places + 1] - first].tolist(), strict=True)
+    return (b"".join((b"\x2a", wire.length(end - begin), raw[begin:end])) if end > begin else b"" for begin, end in edges)
 
 
-def _length(n: int) -> bytes:
-    return _LENGTHS[n] if n < 4096 else wire.varint(n)
+class _Shared:
+    """What the nodes of many executions have alike: by node head and attributes, by iteration an attribute."""
+
+    def __init__(self, plan: _Plan) -> None:
+        self.heads, self.attributes = _heads(plan), _attributes(plan)
+        self.iterations = [_attribute("iteration", STRING, text) if text else b"" for text in plan.view.iterations[1]]
 
 
-def _start_us(plan: _Plan) -> NDArray[np.int64]:
+def _start_us(plan: _Plan) -> Int64:
     """When each began; a collective when the last that it waits for was done."""
     view = plan.view
-    started = view.start_ns.tolist() + [max(int(view.start_ns[p] + view.duration_ns[p]) for p in c.after) for c in plan.added]
-    return np.maximum(np.array(started, np.int64)[plan.order], 0) // NS_PER_US
+    added = [max(int(view.start_ns[p] + view.duration_ns[p]) for p in c.after) for c in plan.added]
+    started = np.concatenate([view.start_ns, np.array(added, np.int64)])
+    return np.asarray(np.maximum(started[plan.order], 0) // NS_PER_US)
 
 
 def _heads(plan: _Plan) -> dict[int, bytes]:
     """Name and type of the executions of each node."""
-    first = {node: local for local, node in reversed(list(enumerate(plan.view.nodes)))}
-    return {n: wire.delimited(2, _name(plan, local)) + wire.integer(3, plan.types[local]) for n, local in first.items()}
+    nodes, first = np.unique(plan.view.nodes, return_index=True)
+    ran = zip(nodes.tolist(), first.tolist(), strict=True)
+    return {n: wire.delimited(2, _name(plan, local)) + wire.integer(3, plan.type_of(local)) for n, local in ran}
 
 
 def _attributes(plan: _Plan) -> dict[int, bytes]:
     """The attributes that all executions of a node share: `is_cpu_op`, `op` and `node`."""
     trace, found = plan.view.trace, dict[int, bytes]()
-    for node in set(plan.view.nodes):
+    for node in np.unique(plan.view.nodes).tolist():
         op = trace.node_ops[node]
         on_cpu = plan.device == TRACED and op not in EXECUTED_COLLECTIVES and _is_cpu(trace.strings[int(trace.nodes.device[node])])
         told = (_attribute("op", STRING, op), _attribute("node", STRING, trace.node_names[node]))
@@ -390,41 +419,52 @@ def _is_cpu(device: str) -> bool:
     return "GPU" not in device.upper() and "TPU" not in device.upper()
 
 
-def _tails(plan: _Plan) -> list[bytes]:
+class _Tails:
     """The attributes whose values differ by execution: `duration_ns` and those that ASTRA-sim computes with."""
-    view = plan.view
-    work, moved = (np.concatenate([column, np.ones(len(plan.added), np.int64)])[plan.order] for column in _work(view))
 
-    def attributes(name: str, field: int, values: NDArray[np.int64]) -> list[bytes]:
-        rest = wire.delimited(1, name) + wire.tag(field, wire.VARINT)
-        heads = [wire.tag(10, wire.LENGTH) + wire.varint(len(rest) + size) + rest for size in range(11)]
-        distinct, numbers = np.unique(values, return_inverse=True)
-        made = [heads[len(raw)] + raw for raw in wire.varints(distinct)]
-        return [made[number] for number in numbers.reshape(-1).tolist()]
+    def __init__(self, plan: _Plan) -> None:
+        self.plan = plan
+        self.work, self.moved = _work(plan.view)
+        self.is_plain = not plan.added and plan.executed.max(initial=-1) < 0
 
-    columns = [
-        attributes("num_ops", INT64, work), attributes("tensor_size", UINT64, moved), attributes("duration_ns", UINT64, plan.exact_ns)
-    ]  # fmt: skip
-    if max(plan.executed, default=-1) < 0 and not plan.added:
-        return list(map(b"".join, zip(*columns, strict=True)))
-    result, count = [], len(view)
-    for local, ops, size, ns in zip(plan.order.tolist(), *columns, strict=True):
-        comm = ALL_REDUCE if local >= count else plan.executed[local]
+    def of(self, places: Int64) -> Iterator[bytes]:
+        """Those of some places in the order."""
+        plan, count = self.plan, len(self.plan.view)
+        order = plan.order[places]
+        ran = np.minimum(order, count - 1)
+        columns = (
+            _numbers("num_ops", INT64, self.work[ran]), _numbers("tensor_size", UINT64, self.moved[ran]),
+            _numbers("duration_ns", UINT64, plan.exact_ns[places]),
+        )  # fmt: skip
+        if self.is_plain:
+            return map(b"".join, zip(*columns, strict=True))
+        comms = np.where(order < count, plan.executed[ran], ALL_REDUCE).tolist()
+        return (self._tail(*each) for each in zip(order.tolist(), comms, *columns, strict=True))
+
+    def _tail(self, local: int, comm: int, ops: bytes, size: bytes, ns: bytes) -> bytes:
         if comm < 0:
-            result.append(ops + size + ns)
-            continue
-        size_bytes = plan.added[local - count].size_bytes if local >= count else plan.executed_bytes(local)
-        own = _attribute("is_cpu_op", BOOL, 0) if local >= count else ns
-        result.append(
-            own
-            + _attribute("comm_type", INT64, comm)
-            + _attribute("comm_size", INT64, size_bytes)
-            + _attribute("pg_name", STRING, ALL_RANKS)
+            return ops + size + ns
+        added = local - len(self.plan.view)
+        return b"".join(
+            (
+                _attribute("is_cpu_op", BOOL, 0) if added >= 0 else ns,
+                _attribute("comm_type", INT64, comm),
+                _attribute("comm_size", INT64, self.plan.added[added].size_bytes if added >= 0 else self.plan.executed_bytes(local)),
+                _attribute("pg_name", STRING, ALL_RANKS),
+            )
         )
-    return result
 
 
-def _work(view: StepView) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _numbers(name: str, field: int, values: Int64) -> list[bytes]:
+    """An attribute with each of some values."""
+    rest = wire.delimited(1, name) + wire.tag(field, wire.VARINT)
+    heads = [wire.tag(10, wire.LENGTH) + wire.varint(len(rest) + size) + rest for size in range(11)]
+    distinct, numbers = np.unique(values, return_inverse=True)
+    made = [heads[len(raw)] + raw for raw in wire.varints(distinct)]
+    return [made[number] for number in numbers.reshape(-1).tolist()]
+
+
+def _work(view: StepView) -> tuple[Int64, Int64]:
     """FLOPs and bytes of each execution, at least 1; unknown bytes are those of its tensors."""
     found = view.costs
     moved = np.where(found.bytes_known, found.bytes, 0)
@@ -439,32 +479,43 @@ class _Operands:
     """`inputs` and `outputs` of nodes: values, shapes and types as texts of Python lists."""
 
     def __init__(self, view: StepView) -> None:
-        trace, self.start = view.trace, view.rows.start
+        trace, self.view = view.trace, view
         tensors = trace.tensors
         items = [ITEM_BYTES.get(text, 0) for text in trace.strings.values]
-        elements = trace.shapes.elements.tolist()
-        shapes = [str(list(shape)) for shape in trace.shapes.values]
-        devices = trace.nodes.device[trace.executions.node[tensors.execution]].astype(np.int64)
-        kinds = np.stack([tensors.shape.astype(np.int64), tensors.dtype, devices], axis=1)
-        distinct, numbers = np.unique(kinds, axis=0, return_inverse=True)
-        self.kinds: list[int] = numbers.reshape(-1).tolist()
-        self.texts = [(shapes[s], f"'Tensor({trace.strings[d]})'") for s, d, _ in distinct.tolist()]
-        places = [re.sub(r".*/(?:device:)?", "", text) for text in trace.strings.values]
-        rests = [f", 0, {elements[s]}, {items[d]}, {places[e]!r}]" for s, d, e in distinct.tolist()]
-        storage = np.where(tensors.buffer >= 0, tensors.buffer + len(tensors), np.arange(len(tensors))).tolist()
-        self.values = [f"[{t}, {kept}{rests[k]}".encode() for t, (kept, k) in enumerate(zip(storage, self.kinds, strict=True))]
-        self.inputs, self.input_offsets = trace.executions.input.tolist(), trace.executions.input_offsets.tolist()
-        self.output_offsets = trace.tensor_offsets.tolist()
+        elements, texts = trace.shapes.elements.tolist(), trace.strings.values
+        shapes, strings = len(trace.shapes), len(trace.strings)
+        keys = trace.nodes.device[trace.executions.node[tensors.execution]] + strings * (
+            tensors.dtype + strings * tensors.shape.astype(np.int64)
+        )
+        distinct, numbers = np.unique(keys, return_inverse=True)
+        self.kinds = numbers.reshape(-1).astype(np.int32)
+        """What is said of the dtype, shape and device of each tensor: a number of `texts` and `rests`."""
+        told = [(s % shapes, d % strings, e % strings) for e, d, s in ((k, k // strings, k // strings**2) for k in distinct.tolist())]
+        self.texts = [(str(list(trace.shapes[s])), f"'Tensor({texts[d]})'") for s, d, _ in told]
+        places = {e: re.sub(r".*/(?:device:)?", "", texts[e]) for _, _, e in told}
+        self.rests = [f", 0, {elements[s]}, {items[d]}, {places[e]!r}]" for s, d, e in told]
+        self.storage = np.where(tensors.buffer >= 0, tensors.buffer.astype(np.int64) + len(tensors), np.arange(len(tensors)))
+        self.value = lru_cache(2 * BLOCK)(self._value)
         self._shared: dict[tuple[int, ...], bytes] = {}
 
-    def of(self, local: int) -> bytes:
-        """Both fields of one execution."""
-        row = local + self.start
-        read = self.inputs[self.input_offsets[row] : self.input_offsets[row + 1]]
-        first, end = self.output_offsets[row], self.output_offsets[row + 1]
-        inputs = self._content([self.values[t] for t in read], tuple([self.kinds[t] for t in read]))
-        outputs = self._content(self.values[first:end], tuple(self.kinds[first:end]))
-        return b"".join((b"\x42", _length(len(inputs)), inputs, b"\x4a", _length(len(outputs)), outputs))
+    def _value(self, tensor: int) -> bytes:
+        return f"[{tensor}, {self.storage[tensor]}{self.rests[self.kinds[tensor]]}".encode()
+
+    def of(self, local: Int64) -> Iterator[bytes]:
+        """Both fields of some executions."""
+        executions, rows = self.view.trace.executions, local + self.view.rows.start
+        sides = []
+        for offsets in (executions.input_offsets, self.view.trace.tensor_offsets):
+            begins, counts = offsets[rows], offsets[rows + 1] - offsets[rows]
+            bounds = np.concatenate([[0], np.cumsum(counts)])
+            places = np.repeat(begins - bounds[:-1], counts) + np.arange(bounds[-1])
+            tensors = executions.input[places] if offsets is executions.input_offsets else places
+            sides.append((list(map(self.value, tensors.tolist())), self.kinds[tensors].tolist(), list(pairwise(bounds.tolist()))))
+        (read, read_kinds, read_bounds), (made, made_kinds, made_bounds) = sides
+        for (a, b), (c, d) in zip(read_bounds, made_bounds, strict=True):
+            inputs = self._content(read[a:b], tuple(read_kinds[a:b]))
+            outputs = self._content(made[c:d], tuple(made_kinds[c:d]))
+            yield b"".join((b"\x42", wire.length(len(inputs)), inputs, b"\x4a", wire.length(len(outputs)), outputs))
 
     def _content(self, values: Sequence[bytes], kinds: tuple[int, ...]) -> bytes:
         shared = self._shared.get(kinds)
@@ -473,14 +524,14 @@ class _Operands:
             joined = ("[" + ", ".join(shape for shape, _ in told) + "]", "[" + ", ".join(kind for _, kind in told) + "]")
             shared = self._shared[kinds] = b"]" + wire.delimited(2, joined[0]) + wire.delimited(3, joined[1])
         text = b", ".join(values)
-        return b"".join((b"\x0a", _length(len(text) + 2), b"[", text, shared))
+        return b"".join((b"\x0a", wire.length(len(text) + 2), b"[", text, shared))
 
 
 # --- reporting --------------------------------------------------------------------------------------------------------------------
 
 
 def _approximations(plan: _Plan, found: Sequence[Gradient]) -> Iterable[str]:
-    exact, rounded = plan.exact_ns, np.array(plan.rounded_us, np.int64)
+    exact, rounded = plan.exact_ns, plan.rounded_us
     zeros = int(np.count_nonzero(plan.kept & (rounded == 0)) - len(plan.added))
     yield (
         f"times are whole microseconds: the longest path is {plan.longest_rounded_us} us where it was {plan.longest_ns / NS_PER_US:.3f},"
@@ -514,7 +565,7 @@ def _notes(plan: _Plan, found: Sequence[Gradient], options: Options) -> Iterable
         trace.strings[int(trace.variables.variable_name[v])]
         for v in set(np.flatnonzero(trace.variables.trainable).tolist()) - {g.variable for g in found}
     )
-    own = sum(comm >= 0 for comm in plan.executed)
+    own = int(np.count_nonzero(plan.executed >= 0))
     where = "this step" if view.chosen.all() else "what was selected"
     if own:
         yield f"the trace executed {own} collectives of its own" + ", so no collectives were added for gradients" * (options.ranks > 1)
@@ -553,122 +604,153 @@ def check(folder: Path) -> CheckReport:
     problems: list[str] = []
     facts = {"ranks": 0, "nodes": 0, "dependencies": 0, "collectives": 0, "time_ns": 0}
     try:
-        layers = [ExportedLayer(**row) for row in report["layers"]]
+        layers = LayerMap(report["layers"])
         added, names = list(report["settings"]["collectives"]), [str(f) for f in report["files"]]
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise ExportError(f"{folder / 'export.json'} is not a report of chakra ({error}); export again") from None
     on_disk = {p.name for p in folder.glob("*.et")}
     problems += [f"{name} is not in export.json" for name in sorted(on_disk - set(names))]
-    first: bytes | None = None
-    collectives: list[Any] = []
+    first: tuple[str, list[Any]] | None = None
     for name in names:
         try:
-            content = (folder / name).read_bytes()
+            if first and filecmp.cmp(folder / first[0], folder / name, shallow=False):
+                facts["ranks"] += 1
+                continue
+            with (folder / name).open("rb") as file:
+                nodes = _Nodes(name, problems)
+                for node in _parse(name, file, problems):
+                    nodes.add(node)
         except OSError as error:
             problems.append(f"{name} cannot be read ({type(error).__name__})")
             continue
-        facts["ranks"] += 1
-        if content == first:
+        except OverflowError:
+            problems.append(f"{name} has numbers of more than 64 bits, which are never written")
             continue
-        nodes = _parse(name, content, problems)
-        _check_nodes(name, nodes, problems)
-        order = [
-            [(a.name, a.int64_val) for a in n.attr if a.name in ("comm_type", "comm_size")] for n in nodes if n.type == COMM_COLL_NODE
-        ]
+        facts["ranks"] += 1
+        nodes.check()
+        order = [kinds for _, _, _, kinds in nodes.collectives.values()]
         if first is None:
-            first, collectives = content, order
-            facts |= _facts(nodes)
-        elif order != collectives:
-            problems.append(f"{name}: its collectives are not those of {names[0]} in the same order")
+            first = name, order
+            facts |= nodes.facts()
+        elif order != first[1]:
+            problems.append(f"{name}: its collectives are not those of {first[0]} in the same order")
         _compare(name, nodes, layers, added, problems)
     return CheckReport(tuple(sorted(on_disk)), facts, tuple(problems))
 
 
-def _facts(nodes: Sequence[Any]) -> dict[str, int]:
-    return {
-        "nodes": len(nodes),
-        "dependencies": sum(len(n.data_deps) for n in nodes),
-        "collectives": sum(n.type == COMM_COLL_NODE for n in nodes),
-        "time_ns": sum(a.uint64_val for n in nodes for a in n.attr if a.name == "duration_ns"),
-    }
-
-
-def _parse(name: str, content: bytes, problems: list[str]) -> list[Any]:
-    """The nodes of a file, after its GlobalMetadata; what breaks the framing becomes a problem."""
+def _parse(name: str, file: BinaryIO, problems: list[str]) -> Iterator[Any]:
+    """The nodes of a file, after its GlobalMetadata, one at a time; what breaks the framing becomes a problem."""
     from google.protobuf.message import DecodeError
 
     from fathom_trace.generated.chakra_execution_pb2 import GlobalMetadata, Node
 
-    at, nodes = 0, list[Any]()
-    made: Any = GlobalMetadata()
-    while at < len(content) or isinstance(made, GlobalMetadata):
-        begin = at
-        size = shift = 0
-        while at < len(content):
-            byte = content[at]
-            size, shift, at = size | (byte & 0x7F) << shift, shift + 7, at + 1
-            if byte < 0x80:
-                break
-        raw = content[at : at + size]
-        if not size or len(raw) < size:
-            problems.append(f"{name}: the record at byte {begin} is cut off; nothing after it can be read")
-            return nodes
-        at += size
-        try:
-            made.ParseFromString(raw)
-            made.DiscardUnknownFields()
-        except DecodeError:
-            problems.append(f"{name}: the record at byte {begin} is no {type(made).__name__}")
-            return nodes
-        if made.SerializeToString() != raw:
-            problems.append(f"{name}: the record at byte {begin} has fields that a {type(made).__name__} does not have here")
-            return nodes
-        if not isinstance(made, GlobalMetadata):
-            nodes.append(made)
-        elif made.version != SCHEMA_VERSION:
-            problems.append(f"{name} is of schema '{made.version}', not {SCHEMA_VERSION}")
-            return nodes
-        made = Node()
-    return nodes
+    kind: Any = GlobalMetadata
+    try:
+        for begin, raw in wire.read_records(file):
+            try:
+                made = kind.FromString(raw)
+                made.DiscardUnknownFields()
+            except DecodeError:
+                problems.append(f"{name}: the record at byte {begin} is no {kind.__name__}")
+                return
+            if made.SerializeToString() != raw:
+                problems.append(f"{name}: the record at byte {begin} has fields that a {kind.__name__} does not have here")
+                return
+            if kind is Node:
+                yield made
+            elif made.version != SCHEMA_VERSION:
+                problems.append(f"{name} is of schema '{made.version}', not {SCHEMA_VERSION}")
+                return
+            kind = Node
+    except wire.CutOffError as error:
+        problems.append(f"{name}: the record at byte {error.at} is cut off; nothing after it can be read")
+        return
+    if kind is GlobalMetadata:
+        problems.append(f"{name}: the record at byte 0 is cut off; nothing after it can be read")
 
 
-def _check_nodes(name: str, nodes: Sequence[Any], problems: list[str]) -> None:
-    """What a feeder relies on."""
-    ids = {n.id for n in nodes}
-    if len(ids) != len(nodes):
-        problems.append(f"{name}: {len(nodes) - len(ids)} ids are given twice")
-    for node in nodes:
-        where = f"{name}: node {node.id}"
-        waits = list(node.data_deps)
-        if len(set(waits)) != len(waits):
-            problems.append(f"{where} repeats a dependency; feeders hang on it")
-        problems += [f"{where} depends on node {d}, which does not exist" for d in waits if d not in ids]
-        if node.ctrl_deps:
-            problems.append(f"{where} has ctrl_deps, by which feeders do not order")
-        prefix = {COMP_NODE: "COMP_NODE_", COMM_COLL_NODE: "COMM_COLL_NODE_"}.get(node.type)
-        if prefix is None:
-            problems.append(f"{where} is of type {node.type}, which is never written")
-            continue
-        if not node.name.startswith(prefix) or re.search(r"[,=\s]", node.name):
-            problems.append(f"{where}: '{node.name}' is not a name that the timeline tool reads")
-        problems += [f"{where}: {text}" for text in _check_attributes(node)]
-    cycle = shortest_cycle({n.id: [d for d in n.data_deps if d in ids] for n in nodes})
-    if cycle:
-        problems.append(f"{name}: nodes wait for each other: {' -> '.join(map(str, cycle))}")
+class _Nodes:
+    """The nodes of a file, in columns: id, type, exact time, and dependencies as CSR. What a feeder relies on is checked."""
+
+    def __init__(self, name: str, problems: list[str]) -> None:
+        self.name, self.problems = name, problems
+        self.ids, self.types, self.times = array("q"), array("q"), array("q")
+        self.waits, self.bounds = array("q"), array("q", [0])
+        self.collectives: dict[int, tuple[str, int, int, list[tuple[str, int]]]] = {}
+        """Of each: name, bytes, number of dependencies, its kind and size as they are written."""
+
+    def add(self, node: Any) -> None:
+        """One more, checked by itself; raises `OverflowError` where a number has more than 64 bits."""
+        waits, attributes = list(node.data_deps), list(node.attr)
+        problems = list(_check_node(node, waits, attributes))
+        self.problems += [f"{self.name}: node {node.id}{text}" for text in problems]
+        self.ids.append(node.id)
+        self.types.append(node.type)
+        self.times.append(sum(a.uint64_val for a in attributes if a.name == "duration_ns"))
+        self.waits.extend(waits)
+        self.bounds.append(len(self.waits))
+        if node.type == COMM_COLL_NODE:
+            kinds = [(a.name, a.int64_val) for a in attributes if a.name in ("comm_type", "comm_size")]
+            size = sum(value for what, value in kinds if what == "comm_size")
+            self.collectives[node.id] = (node.name, size, len(waits), kinds)
+
+    def check(self) -> None:
+        """What only all of them tell: each id once, every dependency there, no cycle (the shortest is shown)."""
+        ids, waits = np.array(self.ids, np.int64), np.array(self.waits, np.int64)
+        order = np.argsort(ids, kind="stable")
+        ordered = ids[order]
+        twice = int(np.count_nonzero(ordered[1:] == ordered[:-1]))
+        if twice:
+            self.problems.append(f"{self.name}: {twice} ids are given twice")
+        consumer = np.repeat(np.arange(len(ids)), np.diff(np.array(self.bounds, np.int64)).astype(np.int64))
+        place = np.minimum(np.searchsorted(ordered, waits), max(len(ids) - 1, 0))
+        known = ordered[place] == waits if len(ids) else np.zeros(0, bool)
+        self.problems += [
+            f"{self.name}: node {ids[consumer[k]]} depends on node {waits[k]}, which does not exist"
+            for k in np.flatnonzero(~known).tolist()
+        ]
+        if np.all(order[place[known]] < consumer[known]):
+            return  # producers come first, so there is no cycle
+        waits_for: dict[int, list[int]] = {i: [] for i in ids.tolist()}
+        for before, after in zip(waits[known].tolist(), ids[consumer[known]].tolist(), strict=True):
+            waits_for[after].append(before)
+        cycle = shortest_cycle(waits_for)
+        if cycle:
+            self.problems.append(f"{self.name}: nodes wait for each other: {' -> '.join(map(str, cycle))}")
+
+    def facts(self) -> dict[str, int]:
+        """What a report of a check says."""
+        collectives = sum(kind == COMM_COLL_NODE for kind in self.types)
+        return {"nodes": len(self.ids), "dependencies": len(self.waits), "collectives": collectives, "time_ns": sum(self.times)}
 
 
-def _check_attributes(node: Any) -> Iterable[str]:
-    found = {a.name: a for a in node.attr}
-    if len(found) != len(node.attr):
+def _check_node(node: Any, waits: Sequence[int], attributes: Sequence[Any]) -> Iterator[str]:
+    """What is wrong with a node alone."""
+    if len(set(waits)) != len(waits):
+        yield " repeats a dependency; feeders hang on it"
+    if node.ctrl_deps:
+        yield " has ctrl_deps, by which feeders do not order"
+    prefix = {COMP_NODE: "COMP_NODE_", COMM_COLL_NODE: "COMM_COLL_NODE_"}.get(node.type)
+    if prefix is None:
+        yield f" is of type {node.type}, which is never written"
+        return
+    if not node.name.startswith(prefix) or re.search(r"[,=\s]", node.name):
+        yield f": '{node.name}' is not a name that the timeline tool reads"
+    yield from (f": {text}" for text in _check_attributes(node.type, attributes))
+
+
+def _check_attributes(node_type: int, attributes: Sequence[Any]) -> Iterator[str]:
+    found = {a.name: a for a in attributes}
+    if len(found) != len(attributes):
         yield "an attribute is given twice"
-    for missing in sorted(set(REQUIRED_ATTRIBUTES[node.type]) - set(found)):
+    for missing in sorted(set(REQUIRED_ATTRIBUTES[node_type]) - set(found)):
         yield f"attribute {missing} is missing"
     for attribute in found.values():
         kind = attribute.WhichOneof("value")
         if KINDS.get(attribute.name) != kind:
             yield f"attribute {attribute.name} is a {kind}, readers take {KINDS.get(attribute.name, 'no such attribute')}"
             return
-    if node.type == COMM_COLL_NODE and set(REQUIRED_ATTRIBUTES[COMM_COLL_NODE]) <= set(found):
+    if node_type == COMM_COLL_NODE and set(REQUIRED_ATTRIBUTES[COMM_COLL_NODE]) <= set(found):
         if found["comm_size"].int64_val <= 0:
             yield f"a collective of {found['comm_size'].int64_val} bytes"
         if found["comm_type"].int64_val not in COMM_NAMES:
@@ -677,7 +759,7 @@ def _check_attributes(node: Any) -> Iterable[str]:
             yield "a collective on a CPU"
         if not found["pg_name"].string_val.isdecimal():
             yield f"pg_name '{found['pg_name'].string_val}' is not a number"
-    elif node.type == COMP_NODE and any(
+    elif node_type == COMP_NODE and any(
         found[a].int64_val + found[a].uint64_val < 1 for a in ("num_ops", "tensor_size") if a in found
     ):
         yield "num_ops and tensor_size must not be 0: ASTRA-sim's roofline never finishes such a node"
@@ -720,30 +802,34 @@ def shortest_cycle(waits_for: Mapping[int, Sequence[int]]) -> list[int]:
     return best[::-1]
 
 
-def _compare(name: str, nodes: Sequence[Any], layers: Sequence[ExportedLayer], added: Sequence[Any], problems: list[str]) -> None:
+def _compare(name: str, nodes: _Nodes, layers: LayerMap, added: Sequence[Any], problems: list[str]) -> None:
     """Compare a file with what `export.json` says of the trace."""
-    by_id = {n.id: n for n in nodes}
-    expected = {e for layer in layers for e in layer.executions} | {c["id"] for c in added}
-    for text, ids in (("lacks", expected - set(by_id)), ("has other", set(by_id) - expected)):
-        if ids:
-            problems.append(f"{name} {text} nodes than export.json: {', '.join(map(str, sorted(ids)[:5]))}" + ", ..." * (len(ids) > 5))
-    if expected != set(by_id):
+    ids = np.array(nodes.ids, np.int64)
+    expected = np.union1d(layers.executions, np.array([c["id"] for c in added], np.int64))
+    for text, odd in (("lacks", np.setdiff1d(expected, ids)), ("has other", np.setdiff1d(ids, expected))):
+        if len(odd):
+            problems.append(
+                f"{name} {text} nodes than export.json: {', '.join(map(str, odd[:5].tolist()))}" + ", ..." * (len(odd) > 5)
+            )
+    if not np.array_equal(np.unique(ids), expected):
         return
-    for layer in layers:
-        mine = [by_id[e] for e in layer.executions]
-        time = sum(a.uint64_val for n in mine for a in n.attr if a.name == "duration_ns")
-        if time != layer.time_ns:
-            problems.append(f"{name}: {layer.name}: {time} ns, in the trace {layer.time_ns:.0f}")
-        waits = sum(len(n.data_deps) for n in mine)
-        if waits != layer.facts.get("dependencies"):
-            problems.append(f"{name}: {layer.name}: {waits} dependencies, in the trace {layer.facts.get('dependencies')}")
-        if any(n.type != layer.facts.get("type") for n in mine):
+    of = layers.layer_of(ids)
+    times, waits = layers.sums(of, nodes.times).tolist(), layers.sums(of, np.diff(np.array(nodes.bounds, np.int64))).tolist()
+    types = np.array([t if isinstance(t, int) else -1 for t in layers.facts("type")] or [-1], np.int64)
+    other = set(np.unique(of[(of >= 0) & (np.array(nodes.types, np.int64) != types[of])]).tolist())
+    for number, layer in enumerate(layers.layers):
+        if times[number] != layer.time_ns:
+            problems.append(f"{name}: {layer.name}: {times[number]} ns, in the trace {layer.time_ns:.0f}")
+        if waits[number] != layer.facts.get("dependencies"):
+            problems.append(f"{name}: {layer.name}: {waits[number]} dependencies, in the trace {layer.facts.get('dependencies')}")
+        if number in other:
             problems.append(f"{name}: {layer.name}: its nodes are of another type than {layer.facts.get('type')}")
     for collective in added:
-        node = by_id[collective["id"]]
-        size = sum(a.int64_val for a in node.attr if a.name == "comm_size")
-        if (size, node.name, len(node.data_deps)) != (collective["size_bytes"], collective["name"], collective["dependencies"]):
-            problems.append(f"{name}: node {node.id} is not the collective {collective['name']} of {collective['size_bytes']} bytes")
+        found = nodes.collectives.get(collective["id"], ("", 0, 0))[:3]
+        if found != (collective["name"], collective["size_bytes"], collective["dependencies"]):
+            problems.append(
+                f"{name}: node {collective['id']} is not the collective {collective['name']} of {collective['size_bytes']} bytes"
+            )
 
 
 # --- results ----------------------------------------------------------------------------------------------------------------------

@@ -11,26 +11,28 @@ where what lay between was left out. A cost that is not known is absent, not 0.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from xml.etree import ElementTree
+from xml.sax.saxutils import escape
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fathom_trace.errors import ExportError
-from fathom_trace.exporter import TARGET_PARSED, CheckReport, ExportedLayer, ExportReport, Target, read_report
+from fathom_trace.exporter import TARGET_PARSED, CheckReport, ExportReport, Target, read_report
+from fathom_trace.layer_map import LayerMap
 from fathom_trace.layers import layer_names
 from fathom_trace.ops import kind
 from fathom_trace.options import option
 from fathom_trace.phases import phases
-from fathom_trace.steps import MEDIAN, STEP_DOC, StepView, account, bridge, notes, verify, view_steps
-from fathom_trace.trace import Trace
+from fathom_trace.steps import MEDIAN, STEP_DOC, LeftOut, StepView, account, bridge, notes, verify, view_steps
+from fathom_trace.trace import Trace, distinct
 from fathom_trace.units import format_ns
-
-if TYPE_CHECKING:
-    import networkx
 
 TARGET = Target(
     name="GraphML and DOT",
@@ -44,8 +46,18 @@ TARGET = Target(
 
 BOTH, GRAPHML, DOT = "both", "graphml", "dot"
 DATA, CONTROL, BRIDGED = "data", "control", "bridged"
+EDGE_KINDS = (DATA, CONTROL, BRIDGED)
+SHARED = ("name", "op", "kind", "phase", "layer", "device")
+TEXTS = (*SHARED, "iteration", "outputs")
+NUMBERS = ("start_ns", "duration_ns", "macs", "flops", "bytes")
+"""Attributes of nodes, in the order in which they are written; an edge has `kind` and `size_bytes`."""
 DOT_KEYS = {"name": "node_name"}
 """Attributes that are called otherwise in DOT: pydot takes `name` for the node's id."""
+BLOCK = 16_384
+"""Nodes or edges that are spelled at once."""
+Int64 = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
 LARGE_FOR_DOT = 2_000
 """Nodes from which laying out a graph takes minutes."""
 
@@ -67,28 +79,24 @@ def write(trace: Trace, folder: Path, options: Options) -> ExportReport:
         ExportError: nothing is left to write.
         OptionError, TraceError: there is no such step, or the trace is empty.
     """
-    import networkx
-
     view = view_steps(trace, options.step, "exporter 'graph'")[0]
     kept = view.chosen if options.plumbing else view.chosen & ~view.helpers
     if not kept.any():
         raise ExportError("every execution of the step is a helper; set plumbing=true")
-    graph = build(view, kept)
+    graph = Graph(view, kept)
     stem = re.sub(r"[^A-Za-z0-9_]+", "_", options.name or str(trace.provenance.get("workload") or "trace"))
     files = [f"{stem}.{suffix}" for suffix in (GRAPHML, DOT) if options.format in (suffix, BOTH)]
     for file in files:
-        if file.endswith(GRAPHML):
-            networkx.write_graphml_xml(graph, folder / file, encoding="utf-8")
-        else:
-            (folder / file).write_text("".join(dot_lines(graph)), encoding="utf-8")
+        with (folder / file).open("w", encoding="utf-8", newline="") as out:
+            out.writelines(graphml_text(graph) if file.endswith(GRAPHML) else dot_text(graph))
+    into = np.bincount(graph.consumer, minlength=len(view))
 
-    def describe(view: StepView, node: int, members: list[int]) -> Mapping[str, Any]:
+    def describe(view: StepView, node: int, members: Int64) -> Mapping[str, Any]:
         first = members[0] + view.rows.start
         more = f" and {len(members) - 1} more" * (len(members) > 1)
-        edges = sum(graph.in_degree(i + view.rows.start) for i in members)
-        return {"place": f"{files[0]}:node {first}{more}", "how": "node", "facts": {"edges": edges}}
+        return {"place": f"{files[0]}:node {first}{more}", "how": "node", "facts": {"edges": int(into[members].sum())}}
 
-    left_out = dict.fromkeys(np.flatnonzero(~kept).tolist(), "helper, bridged (plumbing=false)")
+    left_out = LeftOut.of(len(view), ("helper, bridged (plumbing=false)", ~kept))
     layers, skipped = account([view], {view.structure: left_out}, describe)
     report = ExportReport(
         exporter="graph",
@@ -96,7 +104,7 @@ def write(trace: Trace, folder: Path, options: Options) -> ExportReport:
         files=tuple(files),
         layers=layers,
         skipped=skipped,
-        settings={**asdict(options), "name": stem, "step": view.step, "structure": view.structure, "edges": graph.number_of_edges()},
+        settings={**asdict(options), "name": stem, "step": view.step, "structure": view.structure, "edges": len(graph.producer)},
         notes=(*notes([view]), *_notes(graph, files, options)),
         provenance=dict(trace.provenance),
     )
@@ -104,66 +112,97 @@ def write(trace: Trace, folder: Path, options: Options) -> ExportReport:
     return report
 
 
-def _notes(graph: networkx.DiGraph[int], files: Sequence[str], options: Options) -> Iterable[str]:
-    if any(file.endswith(DOT) for file in files) and len(graph) > LARGE_FOR_DOT:
-        yield f"{len(graph)} nodes are too many to lay out with dot" + "; --set plumbing=false leaves out helpers" * options.plumbing
-    yield "export another structure with --set step=N" if graph.graph["structures"] > 1 else "every step ran this graph"
+def _notes(graph: Graph, files: Sequence[str], options: Options) -> Iterable[str]:
+    count = int(np.count_nonzero(graph.kept))
+    if any(file.endswith(DOT) for file in files) and count > LARGE_FOR_DOT:
+        yield f"{count} nodes are too many to lay out with dot" + "; --set plumbing=false leaves out helpers" * options.plumbing
+    yield "export another structure with --set step=N" if graph.structures > 1 else "every step ran this graph"
 
 
-def build(view: StepView, kept: Any) -> networkx.DiGraph[int]:
-    """The graph of the kept executions as networkx has it; texts carry no control characters."""
-    import networkx
+class Graph:
+    """The graph of the kept executions, in columns. Edges (local numbers) are by producer, data before others, then by consumer."""
 
-    trace, costs = view.trace, view.costs
-    graph: networkx.DiGraph[int] = networkx.DiGraph(
-        workload=_plain(str(trace.provenance.get("workload") or "")), step=-1 if view.step is None else view.step,
-        structures=len(trace.structures),
-    )  # fmt: skip
-    phase, layer = phases(trace), layer_names(trace)
-    shared: dict[int, dict[str, str]] = {}
-    shapes = [f"[{','.join(map(str, s))}]" for s in trace.shapes.values]
-    starts, durations, iterations = view.start_ns.tolist(), view.duration_ns.tolist(), view.iterations
-    known = {
-        "macs": (costs.macs_known, costs.macs),
-        "flops": (costs.flops_known, costs.flops),
-        "bytes": (costs.bytes_known, costs.bytes),
-    }
-    work = {
-        name: [v if k else None for k, v in zip(has.tolist(), values.tolist(), strict=True)] for name, (has, values) in known.items()
-    }
-    for i in np.flatnonzero(kept).tolist():
-        node, row = view.nodes[i], i + view.rows.start
-        if node not in shared:
-            op = trace.node_ops[node]
-            told = {"name": trace.node_names[node], "op": op, "kind": kind(op), "phase": phase[node], "layer": layer[node]}
-            told["device"] = trace.strings[int(trace.nodes.device[node])]
-            shared[node] = {key: _plain(text) for key, text in told.items()}
-        made = (f"{trace.strings[int(trace.tensors.dtype[t])]}{shapes[int(trace.tensors.shape[t])]}" for t in trace.outputs(row))
-        own = {"iteration": iterations[i], "outputs": _plain(" ".join(made)), "start_ns": starts[i], "duration_ns": durations[i]}
-        graph.add_node(row, **shared[node], **own, **{name: values[i] for name, values in work.items() if values[i] is not None})
-    for i, sizes in _read_bytes(view).items():
-        for p, size in sizes.items():
-            if kept[i] and kept[p]:
-                graph.add_edge(p + view.rows.start, i + view.rows.start, kind=DATA, size_bytes=size)
-    direct = {(p, i) for i, before in enumerate(view.producers) for p in before}
-    depends = bridge(view.dependencies, kept)
-    for i in np.flatnonzero(kept).tolist():
-        for p in depends.of(i).tolist():
-            edge = (p + view.rows.start, i + view.rows.start)
-            if not graph.has_edge(*edge):
-                graph.add_edge(*edge, kind=CONTROL if (p, i) in direct else BRIDGED)
-    return graph
+    def __init__(self, view: StepView, kept: Mask) -> None:
+        self.view, self.kept = view, kept
+        self.workload, self.structures = _plain(str(view.trace.provenance.get("workload") or "")), len(view.trace.structures)
+        count = len(view)
+        read, sizes = _read_bytes(view, kept)
+        waits = bridge(view.dependencies, kept)
+        pairs = np.repeat(np.arange(count), np.diff(waits.offsets)) * count + waits.producer
+        pairs = pairs[kept[pairs // count] & ~_among(pairs, read)]
+        direct = np.repeat(np.arange(count), np.diff(view.dependencies.offsets)) * count + view.dependencies.producer
+        codes = np.where(_among(pairs, direct), EDGE_KINDS.index(CONTROL), EDGE_KINDS.index(BRIDGED))
+        pairs, self.kind = np.concatenate([read, pairs]), np.concatenate([np.zeros(len(read), np.int64), codes])
+        sizes = np.concatenate([sizes, np.zeros(len(codes), np.int64)])
+        self.producer, self.consumer = pairs % count, pairs // count
+        order = np.lexsort((self.consumer, self.kind != 0, self.producer))
+        self.producer, self.consumer, self.kind, self.size_bytes = (
+            column[order] for column in (self.producer, self.consumer, self.kind, sizes)
+        )
+
+    @cached_property
+    def shared(self) -> dict[int, tuple[str, ...]]:
+        """What the executions of a node have alike: the texts `SHARED`."""
+        trace, found = self.view.trace, dict[int, tuple[str, ...]]()
+        phase, layer = phases(trace), layer_names(trace)
+        for node in np.unique(self.view.nodes[self.kept]).tolist():
+            op, device = trace.node_ops[node], trace.strings[int(trace.nodes.device[node])]
+            found[node] = tuple(_plain(t) for t in (trace.node_names[node], op, kind(op), phase[node], layer[node], device))
+        return found
+
+    @cached_property
+    def numbers(self) -> dict[str, tuple[Int64, Mask]]:
+        """The columns `NUMBERS`, and where they are known."""
+        view, costs, always = self.view, self.view.costs, np.ones(len(self.view), bool)
+        return {
+            "start_ns": (view.start_ns, always), "duration_ns": (view.duration_ns, always), "macs": (costs.macs, costs.macs_known),
+            "flops": (costs.flops, costs.flops_known), "bytes": (costs.bytes, costs.bytes_known),
+        }  # fmt: skip
+
+    def blocks(self) -> Iterator[tuple[list[int], list[int], list[int], list[int], list[list[int | None]]]]:
+        """Kept executions, many at a time: row, node, code of the iteration, code of the outputs, and each its `NUMBERS`."""
+        view, rows = self.view, np.flatnonzero(self.kept)
+        for begin in range(0, len(rows), BLOCK):
+            part = rows[begin : begin + BLOCK]
+            columns = []
+            for values, known in self.numbers.values():
+                there = known[part]
+                column: list[int | None] = values[part].tolist()
+                columns.append(column if there.all() else [v if k else None for v, k in zip(column, there.tolist(), strict=True)])
+            codes = (view.nodes[part], view.iterations[0][part], view.output_texts[0][part])
+            nodes, iterations, outputs = (code.tolist() for code in codes)
+            yield (part + view.rows.start).tolist(), nodes, iterations, outputs, columns
+
+    def edges(self) -> Iterator[tuple[list[int], list[int], list[int], list[int]]]:
+        """Producer, consumer, code of the kind and bytes of edges, many at a time."""
+        start = self.view.rows.start
+        for begin in range(0, len(self.producer), BLOCK):
+            part = slice(begin, begin + BLOCK)
+            columns = self.producer[part] + start, self.consumer[part] + start, self.kind[part], self.size_bytes[part]
+            producer, consumer, what, size = (column.tolist() for column in columns)
+            yield producer, consumer, what, size
 
 
-def _read_bytes(view: StepView) -> dict[int, dict[int, int]]:
-    """Bytes that each execution read of each producer (local numbers)."""
-    trace, found = view.trace, dict[int, dict[int, int]]()
-    for i in range(len(view)):
-        sizes: dict[int, int] = defaultdict(int)
-        for tensor in dict.fromkeys(trace.inputs(i + view.rows.start)):
-            sizes[int(trace.tensors.execution[tensor]) - view.rows.start] += int(trace.tensors.size_bytes[tensor])
-        found[i] = sizes
-    return found
+def _among(values: Int64, ascending: Int64) -> Mask:
+    """Which values are among others."""
+    place = np.minimum(np.searchsorted(ascending, values), max(len(ascending) - 1, 0))
+    return np.asarray(ascending[place] == values) if len(ascending) else np.zeros(len(values), bool)
+
+
+def _read_bytes(view: StepView, kept: Mask) -> tuple[Int64, Int64]:
+    """Who read from whom, both kept (as consumer times executions plus producer, ascending), and how many bytes of distinct tensors."""
+    executions, tensors, count = view.trace.executions, view.trace.tensors, len(view)
+    bounds = executions.input_offsets[view.rows.start : view.rows.stop + 1]
+    reader = np.repeat(np.arange(count), np.diff(bounds))
+    each = distinct(reader * len(tensors) + executions.input[int(bounds[0]) : int(bounds[-1])])
+    reader, tensor = each // max(len(tensors), 1), each % max(len(tensors), 1)
+    producer = tensors.execution[tensor].astype(np.int64) - view.rows.start
+    wanted = np.flatnonzero(kept[reader] & kept[producer])
+    pairs, sizes = reader[wanted] * count + producer[wanted], tensors.size_bytes[tensor[wanted]].astype(np.int64)
+    order = np.argsort(pairs, kind="stable")
+    pairs, sizes = pairs[order], sizes[order]
+    begins = np.flatnonzero(np.concatenate([np.ones(min(len(pairs), 1), bool), pairs[1:] != pairs[:-1]]))
+    return pairs[begins], np.add.reduceat(sizes, begins) if len(begins) else sizes
 
 
 def _plain(text: str) -> str:
@@ -171,24 +210,120 @@ def _plain(text: str) -> str:
     return re.sub(r"[\x00-\x1f\x7f-\x9f\ufffe\uffff]", lambda m: f"\\x{ord(m[0]):02x}", text)
 
 
+# --- GraphML ----------------------------------------------------------------------------------------------------------------------
+
+NAMESPACE = "http://graphml.graphdrawing.org/xmlns"
+SCHEMA = f"{NAMESPACE} {NAMESPACE}/1.0/graphml.xsd"
+BEGIN = f"""<?xml version='1.0' encoding='utf-8'?>
+<graphml xmlns="{NAMESPACE}" xmlns:xsi="http://www.w3.org/2001/XMLSchema-instance" xsi:schemaLocation="{SCHEMA}">
+"""
+"""Up to the first element, so that what begins like this declares no entities."""
+ABOUT = ("workload", "step", "structures")
+"""Attributes of the whole graph."""
+
+
+def graphml_text(graph: Graph) -> Iterator[str]:
+    """The graph in GraphML, as networkx writes it (which has all of it as objects to do so), many elements at a time."""
+    keys = list(_keys(graph))
+    yield BEGIN
+    for number, (scope, name) in reversed(list(enumerate(keys))):
+        form = "string" if name in (*TEXTS, ABOUT[0]) else "long"
+        yield f'  <key id="d{number}" for="{scope}" attr.name="{name}" attr.type="{form}" />\n'
+    yield '  <graph edgedefault="directed">\n'
+    number_of = {key: number for number, key in enumerate(keys)}
+    yield from _graphml_nodes(graph, number_of)
+    yield from _graphml_edges(graph, number_of)
+    step = -1 if graph.view.step is None else graph.view.step
+    for name, value in zip(ABOUT, (graph.workload, step, graph.structures), strict=True):
+        yield f"    {_data(number_of['graph', name], str(value))}\n"
+    yield "  </graph>\n</graphml>\n"
+
+
+def _keys(graph: Graph) -> Iterator[tuple[str, str]]:
+    """What the attributes are of, and their names, in the order in which they are first there."""
+    yield from (("graph", name) for name in ABOUT)
+    yield from (("node", name) for name in TEXTS)
+    first = {name: np.flatnonzero(graph.kept & known)[:1] for name, (_, known) in graph.numbers.items()}
+    present = [name for name in NUMBERS if len(first[name])]
+    yield from (("node", name) for name in sorted(present, key=lambda name: int(first[name][0])))
+    if len(graph.kind):
+        yield "edge", "kind"
+    if np.any(graph.kind == 0):
+        yield "edge", "size_bytes"
+
+
+def _data(key: int, text: str) -> str:
+    return f'<data key="d{key}">{escape(text)}</data>' if text else f'<data key="d{key}" />'
+
+
+def _graphml_nodes(graph: Graph, keys: Mapping[tuple[str, str], int]) -> Iterator[str]:
+    def line(name: str, text: str) -> str:
+        return f"      {_data(keys['node', name], text)}\n"
+
+    shared = {n: "".join(map(line, SHARED, texts)) for n, texts in graph.shared.items()}
+    iterations = [line("iteration", text) for text in graph.view.iterations[1]]
+    outputs = [line("outputs", _plain(text)) for text in graph.view.output_texts[1]]
+    heads = [f'      <data key="d{keys["node", name]}">' if ("node", name) in keys else "" for name in NUMBERS]
+    for rows, nodes, paths, made, columns in graph.blocks():
+        numbers = [
+            [f"{head}{value}</data>\n" if value is not None else "" for value in column]
+            for head, column in zip(heads, columns, strict=True)
+        ]
+        yield "".join(
+            [
+                f'    <node id="{row}">\n{shared[node]}{iterations[path]}{outputs[out]}{"".join(told)}    </node>\n'
+                for row, node, path, out, *told in zip(rows, nodes, paths, made, *numbers, strict=True)
+            ]
+        )
+
+
+def _graphml_edges(graph: Graph, keys: Mapping[tuple[str, str], int]) -> Iterator[str]:
+    kinds = [f"      {_data(keys.get(('edge', 'kind'), 0), name)}\n" for name in EDGE_KINDS]
+    head = f'      <data key="d{keys.get(("edge", "size_bytes"), 0)}">'
+    for columns in graph.edges():
+        yield "".join(
+            [
+                f'    <edge source="{producer}" target="{consumer}">\n{kinds[what]}'
+                + ("    </edge>\n" if what else f"{head}{size}</data>\n    </edge>\n")
+                for producer, consumer, what, size in zip(*columns, strict=True)
+            ]
+        )
+
+
 # --- DOT --------------------------------------------------------------------------------------------------------------------------
 
 
-def dot_lines(graph: networkx.DiGraph[int]) -> Iterator[str]:
-    """The graph in DOT: a line for each node and edge; a node's label is its name, op and time."""
-    yield f"digraph {_quoted(str(graph.graph['workload']))} {{\n"
-    yield 'node [shape="box"];\n'
-    for node, told in graph.nodes(data=True):
-        label = "\\n".join(_escaped(text) for text in (told["name"], told["op"], format_ns(told["duration_ns"])))
-        yield f'{node} [label="{label}",{_attributes(told)}];\n'
-    for producer, consumer, told in graph.edges(data=True):
-        style = ',style="dashed"' * (told["kind"] != DATA)
-        yield f"{producer} -> {consumer} [{_attributes(told)}{style}];\n"
+def dot_text(graph: Graph) -> Iterator[str]:
+    """The graph in DOT, many lines at a time: one for each node and edge; a node's label is its name, op and time."""
+    yield f'digraph {_quoted(graph.workload)} {{\nnode [shape="box"];\n'
+    labels = {n: f'label="{_escaped(texts[0])}\\n{_escaped(texts[1])}\\n' for n, texts in graph.shared.items()}
+    shared = {
+        n: "".join(f",{DOT_KEYS.get(k, k)}={_quoted(t)}" for k, t in zip(SHARED, ts, strict=True)) for n, ts in graph.shared.items()
+    }
+    iterations = [f",iteration={_quoted(text)}" for text in graph.view.iterations[1]]
+    outputs = [f",outputs={_quoted(_plain(text))}" for text in graph.view.output_texts[1]]
+    for rows, nodes, paths, made, columns in graph.blocks():
+        numbers = [
+            [f",{name}={value}" if value is not None else "" for value in column]
+            for name, column in zip(NUMBERS, columns, strict=True)
+        ]
+        times = [format_ns(duration or 0) for duration in columns[NUMBERS.index("duration_ns")]]
+        yield "".join(
+            [
+                f'{row} [{labels[node]}{time}"{shared[node]}{iterations[path]}{outputs[out]}{"".join(told)}];\n'
+                for row, node, path, out, time, *told in zip(rows, nodes, paths, made, times, *numbers, strict=True)
+            ]
+        )
+    for edges in graph.edges():
+        yield "".join(
+            [
+                f'{producer} -> {consumer} [kind="{EDGE_KINDS[what]}",style="dashed"];\n'
+                if what
+                else f'{producer} -> {consumer} [kind="{DATA}",size_bytes={size}];\n'
+                for producer, consumer, what, size in zip(*edges, strict=True)
+            ]
+        )
     yield "}\n"
-
-
-def _attributes(told: Mapping[str, Any]) -> str:
-    return ",".join(f"{DOT_KEYS.get(key, key)}={value if isinstance(value, int) else _quoted(value)}" for key, value in told.items())
 
 
 def _escaped(text: str) -> str:
@@ -203,22 +338,67 @@ def _quoted(text: str) -> str:
 
 _TEXT = r'"(?:[^"\\]|\\.)*"'
 _LIST = rf"\[((?:[a-z_]+=(?:{_TEXT}|[0-9]+),?)+)\]"
-_NODE, _EDGE = re.compile(rf"([0-9]+) {_LIST};"), re.compile(rf"([0-9]+) -> ([0-9]+) {_LIST};")
-_PAIR = re.compile(rf"([a-z_]+)=({_TEXT}|[0-9]+),?")
+_LINE = re.compile(rf"([0-9]+)(?: -> ([0-9]+))? {_LIST};\n")
+_PAIR = re.compile(rf"([a-z_]+)=(?:({_TEXT})|([0-9]+)),?")
+ABSENT = -1
 
-NUMBERS = ("start_ns", "duration_ns", "macs", "flops", "bytes", "size_bytes")
 
-
-@dataclass(frozen=True)
 class _Read:
-    """A graph as parsed: attributes by node, and by (producer, consumer)."""
+    """A graph as parsed, in columns: texts are numbers of `words`, what is not there is `ABSENT`."""
 
-    nodes: Mapping[int, Mapping[str, Any]]
-    edges: Mapping[tuple[int, int], Mapping[str, Any]]
+    def __init__(self, words: dict[str, int]) -> None:
+        self.words = words
+        self.ids = array("q")
+        self.nodes = {key: array("q") for key in (*TEXTS, *NUMBERS)}
+        self.producers, self.consumers = array("q"), array("q")
+        self.edges = {key: array("q") for key in ("kind", "size_bytes")}
+
+    def node(self, number: int, told: Mapping[str, str | int]) -> None:
+        """One more node."""
+        self.ids.append(number)
+        self._add(self.nodes, told)
+
+    def edge(self, producer: int, consumer: int, told: Mapping[str, str | int]) -> None:
+        """One more edge."""
+        self.producers.append(producer)
+        self.consumers.append(consumer)
+        self._add(self.edges, told)
+
+    def _add(self, columns: Mapping[str, array[int]], told: Mapping[str, str | int]) -> None:
+        for key, column in columns.items():
+            value = told.get(key, ABSENT)
+            if isinstance(value, str):
+                if key in NUMBERS or key == "size_bytes":
+                    raise ValueError(f"{key} is '{value}', not an integer")
+                value = self.words.setdefault(value, len(self.words))
+            column.append(value)
+        if not told.keys() <= columns.keys():
+            raise ValueError(f"attribute {', '.join(sorted(told.keys() - columns.keys()))} is never written")
+
+    def finish(self) -> None:
+        """Sort nodes and edges; raises `ValueError` where one is there twice."""
+        self.columns = {key: np.frombuffer(column, np.int64) for key, column in (("id", self.ids), *self.nodes.items())}
+        order = np.argsort(self.columns["id"], kind="stable")
+        self.columns = {key: column[order] for key, column in self.columns.items()}
+        edges = {"producer": self.producers, "consumer": self.consumers, **self.edges}
+        self.links = {key: np.frombuffer(column, np.int64) for key, column in edges.items()}
+        order = np.lexsort((self.links["consumer"], self.links["producer"]))
+        self.links = {key: column[order] for key, column in self.links.items()}
+        ids, producer, consumer = self.columns["id"], self.links["producer"], self.links["consumer"]
+        if np.any(ids[1:] == ids[:-1]):
+            raise ValueError(f"node {ids[1:][ids[1:] == ids[:-1]][0]} is there twice")
+        twice = np.flatnonzero((producer[1:] == producer[:-1]) & (consumer[1:] == consumer[:-1]))
+        if len(twice):
+            raise ValueError(f"it is no simple directed graph: edge {producer[twice[0]]} -> {consumer[twice[0]]} is there twice")
+
+    def equals(self, other: _Read) -> bool:
+        """Whether nodes, edges and all attributes are the same."""
+        pairs = ((self.columns, other.columns), (self.links, other.links))
+        return all(np.array_equal(column, its[key]) for mine, its in pairs for key, column in mine.items())
 
 
 def check(folder: Path) -> CheckReport:
-    """Parse the files strictly, and compare them with each other and with `export.json`.
+    """Parse the files strictly, an element or a line at a time, and compare them with each other and with `export.json`.
 
     In each: every edge between nodes that are there, no cycle, attributes of the right types. Against the trace: nodes, edges into each,
     exact time of each node of the executed graph, all edges.
@@ -229,94 +409,123 @@ def check(folder: Path) -> CheckReport:
     report = read_report(folder)
     problems: list[str] = []
     try:
-        layers = [ExportedLayer(**row) for row in report["layers"]]
+        layers = LayerMap(report["layers"])
         files, edges = [str(f) for f in report["files"]], int(report["settings"]["edges"])
     except (KeyError, TypeError, ValueError) as error:
         raise ExportError(f"{folder / 'export.json'} is not a report of graph ({error}); export again") from None
     found: dict[str, _Read] = {}
+    words: dict[str, int] = {}
     for name in files:
+        read = _Read(words)
         try:
-            found[name] = (_parse_graphml if name.endswith(GRAPHML) else _parse_dot)(folder / name)
-        except (OSError, ValueError, SyntaxError, KeyError, TypeError, AttributeError) as error:
+            (_parse_graphml if name.endswith(GRAPHML) else _parse_dot)(folder / name, read)
+            read.finish()
+        except (OSError, ValueError, SyntaxError, KeyError, TypeError, AttributeError, OverflowError) as error:
             problems.append(f"{name} cannot be read ({type(error).__name__}: {' '.join(str(error).split())[:120]})")
             continue
-        problems += [f"{name}: {text}" for text in _differences(found[name], layers, edges)]
+        found[name] = read
+        problems += [f"{name}: {text}" for text in _differences(read, layers, edges)]
     if len(found) == 2:
         one, other = found.values()
-        if one.nodes != other.nodes or one.edges != other.edges:
+        if not one.equals(other):
             problems.append(f"{' and '.join(found)} are not the same graph")
-    first = next(iter(found.values()), _Read({}, {}))
-    facts = {
-        "nodes": len(first.nodes),
-        "edges": len(first.edges),
-        "time_ns": sum(n.get("duration_ns", 0) for n in first.nodes.values()),
-    }
+    facts = {"nodes": 0, "edges": 0, "time_ns": 0}
+    for first in list(found.values())[:1]:
+        facts = {"nodes": len(first.ids), "edges": len(first.producers), "time_ns": int(first.columns["duration_ns"].clip(0).sum())}
     return CheckReport(tuple(found), facts, tuple(problems))
 
 
-def _parse_graphml(path: Path) -> _Read:
-    import networkx
-
-    graph = networkx.read_graphml(path, node_type=int)
-    if not graph.is_directed() or graph.is_multigraph():
-        raise ValueError("it is no simple directed graph")
-    for told in (*(n for _, n in graph.nodes(data=True)), *(e for *_, e in graph.edges(data=True))):
-        for key in NUMBERS:
-            if type(told.get(key, 0)) is not int:
-                raise ValueError(f"{key} is {told[key]!r}, not an integer")
-        told.pop("id", None)
-    return _Read(dict(graph.nodes(data=True)), {(p, c): told for p, c, told in graph.edges(data=True)})
-
-
-def _parse_dot(path: Path) -> _Read:
-    lines = path.read_text(encoding="utf-8").split("\n")
-    if not re.fullmatch(rf"digraph {_TEXT} \{{", lines[0]) or lines[1] != 'node [shape="box"];' or lines[-2:] != ["}", ""]:
-        raise ValueError("it does not begin and end as a digraph")
-    nodes: dict[int, dict[str, Any]] = {}
-    edges: dict[tuple[int, int], dict[str, Any]] = {}
-    for number, line in enumerate(lines[2:-2], start=3):
-        if match := _NODE.fullmatch(line):
-            key, told = int(match[1]), _told(match[2])
-            if key in nodes or not told.pop("label", None):
-                raise ValueError(f"line {number}: node {key} is there twice, or has no label")
-            told |= {name: told.pop(spelled) for name, spelled in DOT_KEYS.items() if spelled in told}
-            nodes[key] = told
-        elif match := _EDGE.fullmatch(line):
-            pair, told = (int(match[1]), int(match[2])), _told(match[3])
-            told.pop("style", None)
-            if pair in edges:
-                raise ValueError(f"line {number}: edge {pair} is there twice")
-            edges[pair] = told
-        else:
-            raise ValueError(f"line {number} is neither a node nor an edge")
-    return _Read(nodes, edges)
+def _parse_graphml(path: Path, read: _Read) -> None:
+    keys: dict[str, tuple[str, str, str]] = {}
+    graph: Any = None
+    with path.open("rb") as file:
+        if file.read(len(BEGIN)) != BEGIN.encode():
+            raise ValueError("it does not begin as GraphML")
+    for event, element in ElementTree.iterparse(path, ("start", "end")):  # noqa: S314
+        tag = element.tag.removeprefix(f"{{{NAMESPACE}}}")
+        if event == "start":
+            if tag == "graph":
+                if graph is not None or element.get("edgedefault") != "directed":
+                    raise ValueError("it is no simple directed graph")
+                graph = element
+        elif tag == "key":
+            keys[element.attrib["id"]] = element.attrib["for"], element.attrib["attr.name"], element.attrib["attr.type"]
+        elif tag == "node":
+            read.node(int(element.attrib["id"]), _attributes(tag, element, keys))
+            graph.remove(element)
+        elif tag == "edge":
+            read.edge(int(element.attrib["source"]), int(element.attrib["target"]), _attributes(tag, element, keys))
+            graph.remove(element)
+        elif tag not in ("data", "graph", "graphml"):
+            raise ValueError(f"it has an element '{tag}', which is never written")
 
 
-def _told(text: str) -> dict[str, Any]:
-    return {key: re.sub(r"\\(.)", r"\1", value[1:-1]) if value[0] == '"' else int(value) for key, value in _PAIR.findall(text)}
+def _attributes(scope: str, element: Any, keys: Mapping[str, tuple[str, str, str]]) -> dict[str, str | int]:
+    told: dict[str, str | int] = {}
+    for data in element:
+        what, name, form = keys[data.attrib["key"]]
+        text = data.text or ""
+        if what != scope or name in told:
+            raise ValueError(f"a {scope} has an attribute of a {what}, or {name} twice")
+        told[name] = text if form == "string" else int(text)
+    return told
 
 
-def _differences(found: _Read, layers: Sequence[ExportedLayer], edges: int) -> Iterable[str]:
-    expected = {e for layer in layers for e in layer.executions}
-    if set(found.nodes) != expected:
-        yield f"{len(found.nodes)} nodes, export.json has {len(expected)} executions, or others"
+def _parse_dot(path: Path, read: _Read) -> None:
+    with path.open(encoding="utf-8", newline="\n") as file:
+        if not re.fullmatch(rf"digraph {_TEXT} \{{\n", file.readline()) or file.readline() != 'node [shape="box"];\n':
+            raise ValueError("it does not begin and end as a digraph")
+        last = ""
+        for number, line in enumerate(file, start=3):
+            match = _LINE.fullmatch(line) if not last else None
+            if match is None:
+                if last or line != "}\n":
+                    raise ValueError(f"line {number} is neither a node nor an edge")
+                last = line
+                continue
+            told = _told(match[3])
+            if match[2]:
+                told.pop("style", None)
+                read.edge(int(match[1]), int(match[2]), told)
+                continue
+            if not told.pop("label", None):
+                raise ValueError(f"line {number}: node {match[1]} has no label")
+            for name, spelled in DOT_KEYS.items():
+                if spelled in told:
+                    told[name] = told.pop(spelled)
+            read.node(int(match[1]), told)
+        if not last:
+            raise ValueError("it does not begin and end as a digraph")
+
+
+def _told(text: str) -> dict[str, str | int]:
+    return {
+        key: int(number) if number else re.sub(r"\\(.)", r"\1", quoted[1:-1]) if "\\" in quoted else quoted[1:-1]
+        for key, quoted, number in _PAIR.findall(text)
+    }
+
+
+def _differences(found: _Read, layers: LayerMap, edges: int) -> Iterator[str]:
+    ids, links = found.columns["id"], found.links
+    if not np.array_equal(ids, layers.executions):
+        yield f"{len(ids)} nodes, export.json has {len(layers.executions)} executions, or others"
         return
-    if len(found.edges) != edges:
-        yield f"{len(found.edges)} edges, export.json says {edges}"
-    into: dict[int, int] = defaultdict(int)
-    for producer, consumer in found.edges:
-        into[consumer] += 1
-        if producer not in expected or consumer not in expected:
-            yield f"edge {producer} -> {consumer} has an end that does not exist"
-        elif producer >= consumer:
-            yield f"edge {producer} -> {consumer} goes back: producers come first"
-    if any(told.get("kind") not in (DATA, CONTROL, BRIDGED) for told in found.edges.values()):
+    producer, consumer = links["producer"], links["consumer"]
+    if len(producer) != edges:
+        yield f"{len(producer)} edges, export.json says {edges}"
+    lost = ~_among(producer, ids) | ~_among(consumer, ids)
+    for k in np.flatnonzero(lost).tolist():
+        yield f"edge {producer[k]} -> {consumer[k]} has an end that does not exist"
+    for k in np.flatnonzero(~lost & (producer >= consumer)).tolist():
+        yield f"edge {producer[k]} -> {consumer[k]} goes back: producers come first"
+    if not np.isin(links["kind"], [found.words.get(kind, ABSENT - 1) for kind in EDGE_KINDS]).all():
         yield "an edge is of no kind"
-    for layer in layers:
-        mine = [found.nodes[e] for e in layer.executions]
-        time = sum(told.get("duration_ns", -1) for told in mine)
-        if time != layer.time_ns or {told.get("name") for told in mine} != {_plain(layer.name)}:
-            yield f"{layer.name}: {time} ns, in the trace {layer.time_ns:.0f}, or of another name"
-        waits = sum(into[e] for e in layer.executions)
-        if waits != layer.facts.get("edges"):
-            yield f"{layer.name}: {waits} edges into it, in the trace {layer.facts.get('edges')}"
+    of = layers.layer
+    times, waits = layers.sums(of, found.columns["duration_ns"]).tolist(), layers.sums(layers.layer_of(consumer)).tolist()
+    names = np.array([found.words.get(_plain(layer.name), ABSENT - 1) for layer in layers.layers] or [ABSENT], np.int64)
+    renamed = set(np.unique(of[found.columns["name"] != names[of]]).tolist())
+    for number, layer in enumerate(layers.layers):
+        if times[number] != layer.time_ns or number in renamed:
+            yield f"{layer.name}: {times[number]} ns, in the trace {layer.time_ns:.0f}, or of another name"
+        if waits[number] != layer.facts.get("edges"):
+            yield f"{layer.name}: {waits[number]} edges into it, in the trace {layer.facts.get('edges')}"

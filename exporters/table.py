@@ -16,12 +16,11 @@ from __future__ import annotations
 
 import csv
 import importlib
-import io
+import os
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,8 @@ from numpy.typing import NDArray
 
 from fathom_trace import digits
 from fathom_trace.errors import ExportError
-from fathom_trace.exporter import TARGET_PARSED, CheckReport, ExportedLayer, ExportReport, Target, read_report
+from fathom_trace.exporter import TARGET_PARSED, CheckReport, ExportReport, Target, read_report
+from fathom_trace.layer_map import LayerMap
 from fathom_trace.layers import layer_names
 from fathom_trace.ops import kind
 from fathom_trace.options import option
@@ -51,6 +51,7 @@ TARGET = Target(
 
 CSV, PARQUET = "csv", "parquet"
 Int64 = NDArray[np.int64]
+Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,8 @@ COLUMNS = {
 }  # fmt: skip
 """Column names by table."""
 COSTS = ("macs", "flops", "bytes_read", "bytes_written")
+EMPTY = frozenset({*COSTS, "step", "tensor", "scheduled_ns", "start_ns", "end_ns", "done_ns", "duration_ns", "lane"})
+"""Columns of integers of which a cell may be empty."""
 TEXTS = frozenset({"node", "op", "kind", "phase", "layer", "device", "record", "iteration", "dtype", "shape"})
 
 
@@ -108,26 +111,23 @@ def write(trace: Trace, folder: Path, options: Options) -> ExportReport:
     arrow = _arrow() if options.format == PARQUET else None
     labels = _Labels(trace)
     structures = list({view.structure: view for view in views}.values())
-    made = {
-        "executions": [_executions(view, labels) for view in views],
-        "tensors": [_tensors(view) for view in structures],
-        "dependencies": [_dependencies(view) for view in structures],
+    made: dict[str, tuple[Sequence[StepView], Callable[[StepView], list[Column]]]] = {
+        "executions": (views, lambda view: _executions(view, labels)),
+        "tensors": (structures, _tensors),
+        "dependencies": (structures, _dependencies),
     }
     rows: dict[str, int] = {}
     files = []
-    for name, parts in made.items():
-        rows[name] = sum(len(part[0].values if isinstance(part[0], Numbers) else part[0].codes) for part in parts)
+    for name, (shown, columns_of) in made.items():
         files.append(f"{name}.{options.format}")
         if arrow is None:
-            with (folder / files[-1]).open("w", encoding="utf-8", newline="") as out:
-                out.write(",".join(COLUMNS[name]) + "\n")
-                out.writelines(chain.from_iterable(csv_text(part) for part in parts))
+            rows[name] = _write_csv(folder / files[-1], COLUMNS[name], map(columns_of, shown))
         else:
-            _write_parquet(arrow, folder / files[-1], parts)
+            rows[name] = _write_parquet(arrow, folder / files[-1], [columns_of(view) for view in shown])
 
     first = {view.structure: view.rows.start for view in structures}
 
-    def describe(view: StepView, node: int, members: list[int]) -> Mapping[str, Any]:
+    def describe(view: StepView, node: int, members: Int64) -> Mapping[str, Any]:
         more = f" and {len(members) - 1} more" * (len(members) > 1)
         facts = {name: int(values[members].sum()) for name, (values, _) in _costs(view).items() if name != "macs"}
         facts |= {f"unknown_{name}": int(np.count_nonzero(~known[members])) for name, (_, known) in _costs(view).items()}
@@ -253,33 +253,60 @@ Coded = tuple[Int64, list[str]]
 """Texts by code, a code for each row."""
 
 
+def _write_csv(path: Path, header: Sequence[str], parts: Iterable[Sequence[Column]]) -> int:
+    """Write a table whose rows come in parts; returns how many there are."""
+    rows = 0
+    with path.open("w", encoding="utf-8", newline="") as out:
+        out.write(",".join(header) + "\n")
+        for part in parts:
+            rows += _length(part)
+            out.writelines(csv_text(part))
+    return rows
+
+
+def _length(columns: Sequence[Column]) -> int:
+    """How many rows columns have."""
+    return len(columns[0].values if isinstance(columns[0], Numbers) else columns[0].codes)
+
+
 def csv_text(columns: Sequence[Column]) -> Iterator[str]:
-    """The lines of a table, many at a time.
+    """The lines of a table, many at a time."""
+    for begin in range(0, _length(columns), BLOCK):
+        yield _lines(_rows(columns, slice(begin, begin + BLOCK)))
+
+
+def _rows(columns: Sequence[Column], part: slice) -> list[Column]:
+    """Some rows of columns; texts that had the very same codes have them still."""
+    codes = {id(column.codes): column.codes[part] for column in columns if isinstance(column, Texts)}
+    return [
+        Texts(column.name, codes[id(column.codes)], column.words)
+        if isinstance(column, Texts)
+        else Numbers(column.name, column.values[part], None if column.known is None else column.known[part])
+        for column in columns
+    ]
+
+
+def _lines(columns: Sequence[Column]) -> str:
+    """Columns as lines.
 
     Neighbouring columns whose rows repeat become one column of distinct pieces of text, neighbouring integers that hardly do one column
     of digits; a line is a join of such pieces.
     """
     pieces = list(_pieces(columns))
-    count = len(pieces[0][0] if isinstance(pieces[0], tuple) else pieces[0][0].values)
-    for begin in range(0, count, BLOCK):
-        part = slice(begin, begin + BLOCK)
-        texts: list[Iterable[str]] = []
-        for position, piece in enumerate(pieces):
-            is_last = position == len(pieces) - 1
-            if isinstance(piece, tuple):
-                codes, words = piece
-                before, after = "," * (position > 0), "\n" if is_last else "," * isinstance(pieces[position + 1], list)
-                framed = [f"{before}{word}{after}" for word in words]
-                texts.append(map(framed.__getitem__, codes[part].tolist()))
-            else:
-                known = [None if column.known is None else column.known[part] for column in piece]
-                lines = digits.lines([column.values[part] for column in piece], known)
-                if len(pieces) == 1:
-                    yield lines
-                    break
-                texts.append(lines.splitlines(keepends=is_last))
+    texts: list[Iterable[str]] = []
+    for position, piece in enumerate(pieces):
+        is_last = position == len(pieces) - 1
+        if isinstance(piece, tuple):
+            codes, words = piece
+            before, after = "," * (position > 0), "\n" if is_last else "," * isinstance(pieces[position + 1], list)
+            framed = [f"{before}{word}{after}" for word in words]
+            texts.append(map(framed.__getitem__, codes.tolist()))
         else:
-            yield "".join(chain.from_iterable(zip(*texts, strict=True)))
+            lines = digits.lines([column.values for column in piece], [column.known for column in piece])
+            if len(pieces) == 1:
+                return lines
+            texts.append(lines.splitlines(keepends=is_last))
+    return "".join(chain.from_iterable(zip(*texts, strict=True)))
 
 
 def _pieces(columns: Sequence[Column]) -> Iterator[Coded | list[Numbers]]:
@@ -373,7 +400,8 @@ def _arrow() -> Any:
         raise ExportError("Parquet needs pyarrow; install it with: pip install 'fathom-trace[parquet]', or set format=csv") from None
 
 
-def _write_parquet(arrow: Any, path: Path, parts: Sequence[Sequence[Column]]) -> None:
+def _write_parquet(arrow: Any, path: Path, parts: Sequence[Sequence[Column]]) -> int:
+    """Write a table whose rows come in parts; returns how many there are."""
     package, parquet = arrow
     tables = []
     for part in parts:
@@ -390,15 +418,19 @@ def _write_parquet(arrow: Any, path: Path, parts: Sequence[Sequence[Column]]) ->
                 arrays[column.name] = package.array(column.values, package.int64(), mask=empty)
         tables.append(package.table(arrays))
     parquet.write_table(package.concat_tables(tables), path)
+    return sum(map(_length, parts))
 
 
 # --- checking ---------------------------------------------------------------------------------------------------------------------
 
-Cell = int | str | None
+Cells = tuple[Int64, Mask] | list[str]
+"""Some cells of a column: integers and where they are known, or texts."""
+READ_ROWS = 8_192
+"""Rows that are parsed at once."""
 
 
 def check(folder: Path) -> CheckReport:
-    """Parse the tables strictly, and compare them with each other and with `export.json`.
+    """Parse the tables strictly, some rows at a time, and compare them with each other and with `export.json`.
 
     In each: the header, as many cells in every row, integers where they belong. Against the trace: rows, the rows, exact time, MACs, FLOPs
     and bytes of each node; every execution and tensor that is named exists, and producers come before who waits for them.
@@ -409,107 +441,213 @@ def check(folder: Path) -> CheckReport:
     report = read_report(folder)
     problems: list[str] = []
     try:
-        layers = [ExportedLayer(**row) for row in report["layers"]]
+        layers = LayerMap(report["layers"])
         rows, suffix, steps = dict(report["settings"]["rows"]), str(report["settings"]["format"]), list(report["settings"]["steps"])
     except (KeyError, TypeError, ValueError) as error:
         raise ExportError(f"{folder / 'export.json'} is not a report of table ({error}); export again") from None
-    found: dict[str, dict[str, list[Any]]] = {}
+    found = _Tables()
+    read: dict[str, int] = {}
     for name, columns in COLUMNS.items():
         file = f"{name}.{suffix}"
         try:
-            table = _parse_parquet(folder / file) if suffix == PARQUET else _parse_csv(folder / file)
+            header, blocks = _parse_parquet(folder / file) if suffix == PARQUET else _parse_csv(folder / file)
+            if header != columns:
+                problems.append(f"{file} has the columns {', '.join(header)}, not {', '.join(columns)}")
+                continue
+            count = found.add(name, blocks)
         except (OSError, ValueError, csv.Error) as error:
             problems.append(f"{file} cannot be read ({type(error).__name__}: {' '.join(str(error).split())[:160]})")
             continue
-        if tuple(table) != columns:
-            problems.append(f"{file} has the columns {', '.join(table)}, not {', '.join(columns)}")
-        elif len(table[columns[0]]) != rows.get(name):
-            problems.append(f"{file} has {len(table[columns[0]])} rows, export.json says {rows.get(name)}")
+        if count != rows.get(name):
+            problems.append(f"{file} has {count} rows, export.json says {rows.get(name)}")
         else:
-            found[name] = table
+            read[name] = count
     if not problems:
         problems += _differences(found, layers, steps)
-    facts = {f"{name} rows": len(table[COLUMNS[name][0]]) for name, table in found.items()}
-    if "executions" in found:
-        facts["time_ns"] = sum(t or 0 for t in found["executions"]["duration_ns"])
-    return CheckReport(tuple(f"{name}.{suffix}" for name in found), facts, tuple(problems))
+    facts = {f"{name} rows": count for name, count in read.items()}
+    if "executions" in read:
+        facts["time_ns"] = int(found.column("executions", "duration_ns").sum())
+    return CheckReport(tuple(f"{name}.{suffix}" for name in read), facts, tuple(problems))
 
 
-def _parse_csv(path: Path) -> dict[str, list[Any]]:
-    text = path.read_bytes().decode()
-    if not text.endswith("\n"):
-        raise ValueError("its last line has no end")
-    header, *rows = list(csv.reader(io.StringIO(text, newline=""), strict=True))
-    if any(len(row) != len(header) for row in rows):
-        wrong = next(i for i, row in enumerate(rows, start=2) if len(row) != len(header))
-        raise ValueError(f"row {wrong} has not {len(header)} cells")
-    columns: dict[str, list[Any]] = {}
-    for name, cells in zip(header, zip(*rows, strict=True) if rows else [()] * len(header), strict=True):
-        columns[name] = list(cells) if name in TEXTS else [_integer(name, cell) for cell in cells]
-    return columns
+def _parse_csv(path: Path) -> tuple[tuple[str, ...], Iterator[dict[str, Cells]]]:
+    """The header, and what follows."""
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        if file.read() != b"\n":
+            raise ValueError("its last line has no end")
+    with path.open(encoding="utf-8", newline="") as text:
+        header = next(csv.reader(text, strict=True))
+    return tuple(header), _csv_blocks(path, header)
 
 
-def _integer(name: str, cell: str) -> int | None:
-    if cell and not re.fullmatch(r"-?[0-9]+", cell, re.ASCII):
-        raise ValueError(f"'{cell}' in column {name} is no integer")
-    return int(cell) if cell else None
+def _csv_blocks(path: Path, header: Sequence[str]) -> Iterator[dict[str, Cells]]:
+    with path.open(encoding="utf-8", newline="") as text:
+        reader = csv.reader(text, strict=True)
+        next(reader)
+        number = 2
+        while rows := list(islice(reader, READ_ROWS)):
+            if set(map(len, rows)) != {len(header)}:
+                wrong = next(i for i, row in enumerate(rows, start=number) if len(row) != len(header))
+                raise ValueError(f"row {wrong} has not {len(header)} cells")
+            number += len(rows)
+            columns = zip(header, zip(*rows, strict=True), strict=True)
+            yield {name: list(cells) if name in TEXTS else _integers(name, cells) for name, cells in columns}
 
 
-def _parse_parquet(path: Path) -> dict[str, list[Any]]:
+_INTEGERS = re.compile(r"(?:-?[0-9]+)?(?:\n(?:-?[0-9]+)?)*", re.ASCII)
+
+
+def _integers(name: str, cells: Sequence[str]) -> tuple[Int64, Mask]:
+    """Cells of a column of integers."""
+    text = "\n".join(cells)
+    if not _INTEGERS.fullmatch(text) or text.count("\n") >= len(cells):
+        wrong = next((cell for cell in cells if not re.fullmatch(r"(?:-?[0-9]+)?", cell, re.ASCII)), "")
+        raise ValueError(f"'{wrong}' in column {name} is no integer")
+    known = np.array([bool(cell) for cell in cells], bool)
+    try:
+        return np.array([int(cell or 0) for cell in cells], np.int64), known
+    except OverflowError:
+        raise ValueError(f"column {name} has an integer of more than 64 bits") from None
+
+
+def _parse_parquet(path: Path) -> tuple[tuple[str, ...], Iterator[dict[str, Cells]]]:
     package, parquet = _arrow()
     try:
-        table = parquet.read_table(path)
+        file = parquet.ParquetFile(path)
     except (package.ArrowException, OSError) as error:
         raise ValueError(str(error)) from None
-    wrong = [f.name for f in table.schema if str(f.type) != ("string" if f.name in TEXTS else "int64")]
+    wrong = [f.name for f in file.schema_arrow if str(f.type) != ("string" if f.name in TEXTS else "int64")]
     if wrong:
         raise ValueError(f"columns of another type: {', '.join(wrong)}")
-    columns: dict[str, list[Any]] = table.to_pydict()
-    return columns
+    return tuple(file.schema_arrow.names), _parquet_blocks(package, file)
 
 
-def _differences(found: Mapping[str, Mapping[str, list[Any]]], layers: Sequence[ExportedLayer], steps: Sequence[Any]) -> Iterable[str]:
-    table = found["executions"]
-    time: dict[int, int] = defaultdict(int)
-    costs: dict[int, tuple[int | None, ...]] = {}
-    names: dict[int, str] = {}
-    inside: set[int] = set()
-    cells = zip(*(table[c] for c in ("execution", "node", "record", "duration_ns", *COSTS)), strict=True)
-    for execution, name, record, duration, *cost in cells:
-        time[execution] += duration or 0
-        names[execution] = name
-        if record == EXECUTION_KINDS[EXECUTION_OUTSIDE]:
-            if duration is not None or any(value is not None for value in cost):
-                yield f"executions: execution {execution} is outside the selection and has a time or a cost"
-            continue
-        inside.add(execution)
-        if costs.setdefault(execution, tuple(cost)) != tuple(cost):
-            yield f"executions: execution {execution} has other costs in another step"
-    if inside != {e for layer in layers for e in layer.executions}:
+def _parquet_blocks(package: Any, file: Any) -> Iterator[dict[str, Cells]]:
+    try:
+        for batch in file.iter_batches(READ_ROWS):
+            block: dict[str, Cells] = {}
+            for name, column in zip(batch.schema.names, batch.columns, strict=True):
+                if name in TEXTS:
+                    block[name] = [cell or "" for cell in column.to_pylist()]
+                else:
+                    known = column.is_valid().to_numpy(zero_copy_only=False)
+                    block[name] = column.fill_null(0).to_numpy(zero_copy_only=False), known
+            yield block
+    except package.ArrowException as error:
+        raise ValueError(str(error)) from None
+
+
+KEPT: dict[str, tuple[str, ...]] = {
+    "executions": ("step", "execution", "node", "record", "duration_ns", *COSTS),
+    "tensors": ("tensor", "execution"),
+    "dependencies": COLUMNS["dependencies"],
+}
+"""Columns of each table that are compared with something."""
+
+
+class _Tables:
+    """What was parsed and is compared: columns of integers, in which texts are numbers of `words`."""
+
+    def __init__(self) -> None:
+        self.words: dict[str, int] = {}
+        self._columns: dict[tuple[str, str], Int64] = {}
+        self._known: dict[tuple[str, str], Mask] = {}
+
+    def add(self, table: str, blocks: Iterable[Mapping[str, Cells]]) -> int:
+        """The rows of a table; returns how many there are.
+
+        Raises:
+            ValueError: a cell is empty that may not be.
+        """
+        values: dict[str, list[Int64]] = {name: [] for name in KEPT[table]}
+        there: dict[str, list[Mask]] = {name: [] for name in KEPT[table]}
+        for block in blocks:
+            for name, cells in block.items():
+                may_be_empty = name in EMPTY and (table, name) != ("tensors", "tensor")
+                if isinstance(cells, tuple) and not may_be_empty and not cells[1].all():
+                    raise ValueError(f"column {name} has an empty cell")
+            for name in KEPT[table]:
+                cells = block[name]
+                if isinstance(cells, tuple):
+                    values[name].append(cells[0])
+                    there[name].append(cells[1])
+                else:
+                    values[name].append(np.array([self.words.setdefault(cell, len(self.words)) for cell in cells], np.int64))
+        for name, parts in values.items():
+            self._columns[table, name] = np.concatenate([np.zeros(0, np.int64), *parts])
+            self._known[table, name] = np.concatenate([np.zeros(0, bool), *there[name]])
+        return len(self._columns[table, KEPT[table][0]])
+
+    def column(self, table: str, name: str) -> Int64:
+        """A column; 0 where it is not known."""
+        return self._columns[table, name]
+
+    def known(self, table: str, name: str) -> Mask:
+        """Where a column of integers is known."""
+        return self._known[table, name]
+
+
+def _differences(found: _Tables, layers: LayerMap, steps: Sequence[Any]) -> Iterator[str]:
+    execution, record = found.column("executions", "execution"), found.column("executions", "record")
+    cost = np.stack([found.column("executions", name) for name in COSTS])
+    known = np.stack([found.known("executions", name) for name in COSTS])
+    outside = record == found.words.get(EXECUTION_KINDS[EXECUTION_OUTSIDE], -1)
+    for e in execution[outside & (found.known("executions", "duration_ns") | known.any(axis=0))].tolist():
+        yield f"executions: execution {e} is outside the selection and has a time or a cost"
+    inside = np.flatnonzero(~outside)
+    inside = inside[np.argsort(execution[inside], kind="stable")]
+    again = execution[inside[1:]] == execution[inside[:-1]]
+    other = again & np.any((cost[:, inside[1:]] != cost[:, inside[:-1]]) | (known[:, inside[1:]] != known[:, inside[:-1]]), axis=0)
+    for e in np.unique(execution[inside[1:]][other]).tolist():
+        yield f"executions: execution {e} has other costs in another step"
+    first = inside[np.concatenate([np.ones(min(len(inside), 1), bool), ~again])]
+    if not np.array_equal(execution[first], layers.executions):
         yield "executions: its executions are not those of export.json"
         return
-    if set(table["step"]) - set(steps):
+    step, has_step = found.column("executions", "step"), found.known("executions", "step")
+    ran = {*np.unique(step[has_step]).tolist(), *([None] if not has_step.all() else [])}
+    if ran - {s for s in steps if s is None or isinstance(s, int)}:
         yield "executions: a step that export.json does not have"
-    if len(set(zip(table["step"], table["execution"], strict=True))) != len(table["step"]):
+    order = np.lexsort((execution, step, has_step))
+    if np.any(np.all([c[order[1:]] == c[order[:-1]] for c in (execution, step, has_step)], axis=0)):
         yield "executions: an execution is there twice in one step"
-    for layer in layers:
-        total = sum(time[e] for e in layer.executions)
-        if total != layer.time_ns or any(names[e] != layer.name for e in layer.executions):
-            yield f"executions: {layer.name}: {total} ns, in the trace {layer.time_ns:.0f}, or of another name"
+    yield from _other_layers(found, layers, first, cost, known)
+    yield from _other_dependencies(found, np.unique(execution))
+
+
+def _other_layers(found: _Tables, layers: LayerMap, first: Int64, cost: Int64, known: Mask) -> Iterator[str]:
+    """Layers whose rows do not add up to what `export.json` says; `first` are the first rows of all executions, ascending."""
+    of = layers.layer_of(found.column("executions", "execution"))
+    times = layers.sums(of, found.column("executions", "duration_ns")).tolist()
+    names = np.array([found.words.get(layer.name, -1) for layer in layers.layers] or [-1], np.int64)
+    renamed = set(np.unique(of[(of >= 0) & (found.column("executions", "node") != names[of])]).tolist())
+    sums = [layers.sums(layers.layer, column[first]).tolist() for column in cost]
+    unknown = [layers.sums(layers.layer, ~column[first]).tolist() for column in known]
+    for number, layer in enumerate(layers.layers):
+        if times[number] != layer.time_ns or number in renamed:
+            yield f"executions: {layer.name}: {times[number]} ns, in the trace {layer.time_ns:.0f}, or of another name"
         for column, name in enumerate(COSTS):
-            values = [costs[e][column] for e in layer.executions]
-            found_sum, unknown = sum(v or 0 for v in values), values.count(None)
-            expected = layer.macs if name == "macs" else layer.facts.get(name)
-            if found_sum != expected or unknown != layer.facts.get(f"unknown_{name}"):
-                yield f"executions: {layer.name}: {name} {found_sum} and {unknown} unknown; in the trace {expected} and" + (
-                    f" {layer.facts.get(f'unknown_{name}')} unknown"
+            there = sums[column][number], unknown[column][number]
+            expected = layer.macs if name == "macs" else layer.facts.get(name), layer.facts.get(f"unknown_{name}")
+            if there != expected:
+                yield f"executions: {layer.name}: {name} {there[0]} and {there[1]} unknown; in the trace {expected[0]} and" + (
+                    f" {expected[1]} unknown"
                 )
-    producer = dict(zip(found["tensors"]["tensor"], found["tensors"]["execution"], strict=True))
-    if not set(producer.values()) <= set(names):
+
+
+def _other_dependencies(found: _Tables, executions: Int64) -> Iterator[str]:
+    """Tensors and dependencies that contradict each other, or name an execution that is none of `executions` (ascending)."""
+    tensor, producer = found.column("tensors", "tensor"), found.column("tensors", "execution")
+    if not np.isin(producer, executions).all():
         yield "tensors: an execution that is not in executions"
-    table = found["dependencies"]
-    for execution, before, tensor in zip(table["execution"], table["waits_for"], table["tensor"], strict=True):
-        if execution not in names or before not in names or before >= execution:
-            yield f"dependencies: execution {execution} waits for {before}, which does not precede it"
-        elif tensor is not None and producer.get(tensor) != before:
-            yield f"dependencies: tensor {tensor} is not of execution {before}"
+    order = np.argsort(tensor, kind="stable")
+    tensor, producer = tensor[order], producer[order]
+    execution, before, read = (found.column("dependencies", name) for name in COLUMNS["dependencies"])
+    wrong = ~np.isin(execution, executions) | ~np.isin(before, executions) | (before >= execution)
+    for k in np.flatnonzero(wrong).tolist():
+        yield f"dependencies: execution {execution[k]} waits for {before[k]}, which does not precede it"
+    place = np.minimum(np.searchsorted(tensor, read, side="right") - 1, max(len(tensor) - 1, 0))
+    made = (tensor[place] == read) & (producer[place] == before) if len(tensor) else np.zeros(len(read), bool)
+    for k in np.flatnonzero(~wrong & found.known("dependencies", "tensor") & ~made).tolist():
+        yield f"dependencies: tensor {read[k]} is not of execution {before[k]}"

@@ -15,24 +15,25 @@ execution of that op. Their `addr` numbers the allocation: releases are recorded
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fathom_trace import wire
 from fathom_trace.errors import ExportError
-from fathom_trace.exporter import TARGET_PARSED, CheckReport, ExportedLayer, ExportReport, Target, read_report
+from fathom_trace.exporter import TARGET_PARSED, CheckReport, ExportReport, Target, read_report
 from fathom_trace.lanes import disjoint
+from fathom_trace.layer_map import LayerMap
 from fathom_trace.layers import layer_names
 from fathom_trace.memory import memory
 from fathom_trace.options import option
 from fathom_trace.phases import phases
-from fathom_trace.steps import MEDIAN, STEP_DOC, StepView, account, notes, verify, view_steps
+from fathom_trace.steps import MEDIAN, STEP_DOC, LeftOut, StepView, account, notes, verify, view_steps
 from fathom_trace.trace import Trace
 
 TARGET = Target(
@@ -59,6 +60,11 @@ _NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\\/>-]*", re.ASCII)
 _FOREIGN = re.compile(r"[^A-Za-z0-9_.\\/>-]", re.ASCII)
 _DATASET = "Iterator"
 """An op of this name is taken for a dataset, whatever its type."""
+
+Int64 = NDArray[np.int64]
+
+BLOCK = 16_384
+"""Events that are spelled at once."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +95,7 @@ class _Plane:
     events: dict[str, int] = field(default_factory=dict)
     stats: dict[str, int] = field(default_factory=dict)
     lines: list[tuple[str, list[bytes]]] = field(default_factory=list)
+    """Names, and events as fields of the line: in pieces, of many events each."""
 
     def event(self, name: str) -> int:
         """The number of an event's name."""
@@ -121,20 +128,21 @@ def write(trace: Trace, folder: Path, options: Options) -> ExportReport:
     stem = re.sub(r"[^A-Za-z0-9_]+", "_", options.name or str(trace.provenance.get("workload") or "trace"))
     file = f"plugins/profile/{stem}/{stem}.xplane.pb"
     plane = _Plane()
-    renamed = _add_executions(plane, view, np.flatnonzero(shown).tolist())
+    renamed = _add_executions(plane, view, np.flatnonzero(shown))
     allocations = _add_memory(plane, view, trace) if options.memory and len(trace.allocations) else None
     (folder / file).parent.mkdir(parents=True)
-    (folder / file).write_bytes(encode(plane, view, stem, allocations[1] if allocations else 0))
+    with (folder / file).open("wb") as out:
+        out.writelines(encode(plane, view, stem, allocations[1] if allocations else 0))
 
-    def describe(view: StepView, node: int, members: list[int]) -> Mapping[str, Any]:
+    def describe(view: StepView, node: int, members: Int64) -> Mapping[str, Any]:
         name = event_name(trace.node_names[node], trace.node_ops[node])
         return {"place": f"{file}:{name}", "how": "event", "facts": {"event": name, "events": len(members)}}
 
     expanded = trace.executions.parent[view.rows] >= 0
-    left_out = {
-        i: IS_EXPANDED if expanded[i] else HAS_NO_TIME if options.plumbing or not view.helpers[i] else "helper (plumbing=false)"
-        for i in np.flatnonzero(view.chosen & ~shown).tolist()
-    }
+    helper = np.zeros(len(view), bool) if options.plumbing else view.helpers
+    left_out = LeftOut.of(
+        len(view), (IS_EXPANDED, expanded & ~shown), ("helper (plumbing=false)", helper & ~shown), (HAS_NO_TIME, ~shown)
+    )
     layers, skipped = account([view], {view.structure: left_out}, describe)
     written = {"events": int(shown.sum()), "memory events": allocations[0] if allocations else 0, "lines": len(plane.lines)}
     report = ExportReport(
@@ -151,20 +159,23 @@ def write(trace: Trace, folder: Path, options: Options) -> ExportReport:
     return report
 
 
-def _add_executions(plane: _Plane, view: StepView, shown: Sequence[int]) -> int:
+def _add_executions(plane: _Plane, view: StepView, shown: Int64) -> int:
     """Add the executions, a line for each worker and what overlaps on it; returns how many op names are written otherwise."""
-    trace = view.trace
-    starts, durations, workers = view.start_ns.tolist(), view.duration_ns.tolist(), view.lane.tolist()
-    devices = [re.sub(r".*/(?:device:)?", "", trace.strings[d]) or "CPU:0" for d in trace.nodes.device.tolist()]
+    trace, nodes = view.trace, view.nodes[shown]
+    of_node = [re.sub(r".*/(?:device:)?", "", trace.strings[d]) or "CPU:0" for d in trace.nodes.device.tolist()]
+    devices = sorted(set(of_node))
+    device = np.array([devices.index(name) for name in of_node], np.int64)
     told = _Told(plane, view)
-    lanes: dict[tuple[str, int], list[int]] = defaultdict(list)
-    for i in shown:
-        lanes[devices[view.nodes[i]], workers[i]].append(i)
-    for (device, worker), members in sorted(lanes.items()):
-        for further, part in enumerate(disjoint([(starts[i], durations[i], i) for i in members])):
-            events = [told.event(i, starts[i], durations[i]) for i in part]
-            plane.lines.append((f"{device} worker {worker}" + f" ({further + 1})" * (further > 0), events))
-    ran = {view.nodes[i] for i in shown}
+    lanes, lane = np.unique(np.stack([device[nodes], view.lane[shown]], axis=1), axis=0, return_inverse=True)
+    for number, (place, worker) in enumerate(lanes.tolist()):
+        members = shown[lane.reshape(-1) == number]
+        row = disjoint(view.start_ns[members], view.duration_ns[members])
+        for further in range(int(row.max(initial=-1)) + 1):
+            part = members[row == further]
+            part = part[np.argsort(view.start_ns[part], kind="stable")]
+            name = f"{devices[place]} worker {worker}" + f" ({further + 1})" * (further > 0)
+            plane.lines.append((name, [told.events(part[at : at + BLOCK]) for at in range(0, len(part), BLOCK)]))
+    ran = np.unique(nodes).tolist()
     return sum(not event_name(trace.node_names[n], trace.node_ops[n]).startswith(f"{trace.node_names[n]}:") for n in ran)
 
 
@@ -175,21 +186,41 @@ class _Told:
         self.plane, self.view = plane, view
         self.phases, self.layers, self.iterations = phases(view.trace), layer_names(view.trace), view.iterations
         self.of_node: dict[int, tuple[bytes, bytes]] = {}
+        self.of_iteration: dict[int, bytes] = {}
         self.execution = wire.integer(1, plane.stat("execution")) + wire.tag(4, wire.VARINT)
 
-    def event(self, i: int, start_ns: int, duration_ns: int) -> bytes:
-        """One execution."""
-        plane, trace, node = self.plane, self.view.trace, self.view.nodes[i]
+    def events(self, part: Int64) -> bytes:
+        """Some executions, as fields of a line."""
+        view, execution = self.view, self.execution
+        columns = (
+            view.nodes[part].tolist(), self.iterations[0][part].tolist(), wire.varints(view.start_ns[part] * PICOSECONDS),
+            wire.varints(view.duration_ns[part] * PICOSECONDS), wire.varints(part + view.rows.start),
+        )  # fmt: skip
+        pieces: list[bytes] = []
+        for node, iteration, start, duration, number in zip(*columns, strict=True):
+            name, stats = self._node(node)
+            own = b"".join((STAT, wire.length(len(execution) + len(number)), execution, number))
+            event = b"".join((name, b"\x10", start, b"\x18", duration, own, self._iteration(iteration), stats))
+            pieces += (EVENT, wire.length(len(event)), event)
+        return b"".join(pieces)
+
+    def _node(self, node: int) -> tuple[bytes, bytes]:
+        """What the events of a node have alike: its name, and statistics."""
+        plane, trace = self.plane, self.view.trace
         if node not in self.of_node:
             number = wire.integer(1, plane.event(event_name(trace.node_names[node], trace.node_ops[node])))
             stats = plane.text("phase", self.phases[node])
             self.of_node[node] = (number, stats + (plane.text("layer", self.layers[node]) if self.layers[node] else b""))
-        number, stats = self.of_node[node]
-        own = wire.delimited(4, self.execution + wire.varint(i + int(self.view.rows.start)))
-        if self.iterations[i]:
-            own += plane.text("iteration", self.iterations[i])
-        times = wire.integer(2, start_ns * PICOSECONDS) + wire.integer(3, duration_ns * PICOSECONDS)
-        return b"".join((number, times, own, stats))
+        return self.of_node[node]
+
+    def _iteration(self, code: int) -> bytes:
+        text = self.iterations[1][code]
+        if code not in self.of_iteration:
+            self.of_iteration[code] = self.plane.text("iteration", text) if text else b""
+        return self.of_iteration[code]
+
+
+EVENT, STAT = wire.tag(4, wire.LENGTH), wire.tag(4, wire.LENGTH)
 
 
 def _add_memory(plane: _Plane, view: StepView, trace: Trace) -> tuple[int, int] | None:
@@ -213,37 +244,32 @@ def _add_memory(plane: _Plane, view: StepView, trace: Trace) -> tuple[int, int] 
         )  # fmt: skip
         told = b"".join(plane.number(name, value) for name, value in stats)
         at = wire.integer(2, (time - view.base_ns + early) * PICOSECONDS) + wire.integer(3, 0)
-        events.append(numbers[ALLOCATION if allocates else RELEASE] + at + told)
+        events.append(wire.delimited(4, numbers[ALLOCATION if allocates else RELEASE] + at + told))
     plane.lines.append((MEMORY_LINE, events))
     return len(events), early
 
 
-def encode(plane: _Plane, view: StepView, host: str, early_ns: int) -> bytes:
-    """The file. Lines begin at the step's earliest start; that of allocations `early_ns` before it."""
+def encode(plane: _Plane, view: StepView, host: str, early_ns: int) -> Iterator[bytes]:
+    """The file, in pieces. Lines begin at the step's earliest start; that of allocations `early_ns` before it."""
     origin = view.origin_unix_ns or early_ns
-    lines = [
-        wire.delimited(
-            3,
-            wire.integer(1, number)
-            + wire.delimited(2, name)
-            + wire.integer(3, origin - early_ns if name == MEMORY_LINE else origin)
-            + b"".join(wire.delimited(4, event) for event in events),
-        )
-        for number, (name, events) in enumerate(plane.lines, start=1)
-    ]
-    names = [
-        wire.delimited(field_number, wire.integer(1, number) + wire.delimited(2, wire.integer(1, number) + wire.delimited(2, name)))
-        for field_number, known in ((4, plane.events), (5, plane.stats))
-        for name, number in known.items()
-    ]
-    content = wire.integer(1, 1) + wire.delimited(2, HOST_PLANE) + b"".join((*lines, *names))
-    return wire.delimited(1, content) + wire.delimited(4, host)
+    pieces = [wire.integer(1, 1) + wire.delimited(2, HOST_PLANE)]
+    for number, (name, events) in enumerate(plane.lines, start=1):
+        starts = origin - early_ns if name == MEMORY_LINE else origin
+        head = wire.integer(1, number) + wire.delimited(2, name) + wire.integer(3, starts)
+        pieces += [wire.tag(3, wire.LENGTH) + wire.varint(len(head) + sum(map(len, events))) + head, *events]
+    for field_number, known in ((4, plane.events), (5, plane.stats)):
+        for name, number in known.items():
+            told = wire.integer(1, number) + wire.delimited(2, wire.integer(1, number) + wire.delimited(2, name))
+            pieces.append(wire.delimited(field_number, told))
+    yield wire.tag(1, wire.LENGTH) + wire.varint(sum(map(len, pieces)))
+    yield from pieces
+    yield wire.delimited(4, host)
 
 
 def _notes(view: StepView, trace: Trace, renamed: int, allocations: tuple[int, int] | None, options: Options) -> Iterator[str]:
     if renamed:
         yield f"{renamed} op names are written otherwise than in the trace: XProf would not take them for op names"
-    ops = len({view.nodes[i] for i in np.flatnonzero(view.timed).tolist()})
+    ops = len(np.unique(view.nodes[view.timed]))
     if ops >= LISTED_OPS:
         yield f"XProf's framework_op_stats lists the {LISTED_OPS} ops of most time only; {ops} ran"
     if options.memory and not len(trace.allocations):
@@ -271,7 +297,7 @@ def check(folder: Path) -> CheckReport:
     """
     report = read_report(folder)
     try:
-        layers = [ExportedLayer(**row) for row in report["layers"]]
+        layers = LayerMap(report["layers"])
         shown = dict(report["settings"]["shown"])
         [name] = report["files"]
         files = [folder / name]
@@ -284,38 +310,37 @@ def check(folder: Path) -> CheckReport:
     problems: list[str] = []
     seen = _Seen(problems)
     seen.read(content)
-    facts = {"events": len(seen.executions), "memory events": seen.memory_events, "lines": seen.lines}
-    facts["time_ns"] = sum(d for _, _, d in seen.executions)
+    facts = {"events": len(seen.execution), "memory events": seen.memory_events, "lines": seen.lines}
+    facts["time_ns"] = sum(seen.duration)
     if not problems:
         problems += [f"{facts[key]} {key}, export.json says {value}" for key, value in shown.items() if facts.get(key) != value]
         problems += _differences(seen, layers)
     return CheckReport((name,), facts, tuple(f"{name}: {text}" for text in problems))
 
 
-def _differences(seen: _Seen, layers: Sequence[ExportedLayer]) -> Iterable[str]:
-    time: Counter[int] = Counter()
-    count: Counter[int] = Counter()
-    names: dict[int, str] = {}
-    for name, execution, duration in seen.executions:
-        time[execution] += duration
-        count[execution] += 1
-        names[execution] = name
-    for layer in layers:
-        found = sum(time[e] for e in layer.executions), sum(count[e] for e in layer.executions)
+def _differences(seen: _Seen, layers: LayerMap) -> Iterable[str]:
+    execution, duration, name = (np.array(column, np.int64) for column in (seen.execution, seen.duration, seen.name))
+    of = layers.layer_of(execution)
+    times, counts = layers.sums(of, duration).tolist(), layers.sums(of).tolist()
+    numbers: dict[Any, int] = {text: number for number, text in seen.names.items()}
+    expected = np.array([numbers.get(text, -1) if isinstance(text, str) else -1 for text in layers.facts("event")] or [-1], np.int64)
+    renamed = set(np.unique(of[(of >= 0) & (name != expected[of])]).tolist())
+    for number, layer in enumerate(layers.layers):
+        found = times[number], counts[number]
         if found != (layer.time_ns, layer.facts.get("events")):
             yield f"{layer.name}: {found[0]} ns in {found[1]} events, in the trace {layer.time_ns:.0f} in {layer.facts.get('events')}"
-        if any(names.get(e) != layer.facts.get("event") for e in layer.executions):
+        if number in renamed or counts[number] < layers.counts[number]:
             yield f"{layer.name}: an event of it has another name, or is missing"
-    known = {e for layer in layers for e in layer.executions}
-    yield from (f"'{names[e]}' is of no execution that was exported" for e in sorted(set(names) - known))
+    yield from (f"'{seen.names[number]}' is of no execution that was exported" for number in np.unique(name[of < 0]).tolist())
 
 
 class _Seen:
-    """What a parser found: (event name, execution, duration ns) of each execution."""
+    """What a parser found, in columns: number of the name (of `names`), execution, duration in ns of each event that is one."""
 
     def __init__(self, problems: list[str]) -> None:
         self.problems = problems
-        self.executions: list[tuple[str, int, int]] = []
+        self.names: dict[int, str] = {}
+        self.name, self.execution, self.duration = array("q"), array("q"), array("q")
         self.memory_events = self.lines = 0
 
     def read(self, content: bytes) -> None:
@@ -347,7 +372,7 @@ class _Seen:
             self._line(line)
 
     def _line(self, line: Any) -> None:
-        spans = []
+        end, before = 0, ""
         for event in line.events:
             name = self.names.get(event.metadata_id)
             stats = {self.stats.get(s.metadata_id): s for s in event.stats}
@@ -370,8 +395,10 @@ class _Seen:
                 texts = [s.ref_value for key, s in stats.items() if key != "execution"]
                 if any(number not in self.stats for number in texts):
                     self.problems.append(f"'{name}' refers to a text that is not there")
-                self.executions.append((name, stats["execution"].int64_value, event.duration_ps // PICOSECONDS))
-            spans.append((event.offset_ps, event.offset_ps + event.duration_ps, name))
-        for a, b in pairwise(spans):
-            if b[0] < a[1]:
-                self.problems.append(f"'{b[2]}' at {b[0]} ps overlaps '{a[2]}' on line '{line.name}', or precedes it")
+                self.name.append(event.metadata_id)
+                self.execution.append(stats["execution"].int64_value)
+                self.duration.append(event.duration_ps // PICOSECONDS)
+            if event.offset_ps < end:
+                text = f"'{name}' at {event.offset_ps} ps overlaps '{before}' on line '{line.name}', or precedes it"
+                self.problems.append(text)
+            end, before = event.offset_ps + event.duration_ps, name

@@ -347,7 +347,7 @@ def selections(found: Stream) -> list[Selection]:
     trace, count = found.view.trace, found.per_execution()
     phase, layer = phases(trace), layer_names(trace)
     sums: dict[tuple[str, str], int] = defaultdict(int)
-    by_node = np.bincount(np.array(found.view.nodes, np.int64), count, len(trace.nodes)).astype(np.int64).tolist()
+    by_node = np.bincount(found.view.nodes, count, len(trace.nodes)).astype(np.int64).tolist()
     for node, requests in enumerate(by_node):
         if requests:
             for key in {(phase[node], ""), ("", layer[node]), (phase[node], layer[node])} - {("", "")}:

@@ -18,8 +18,8 @@ An exporter drops nothing silently: exported + skipped = everything, by executio
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -135,9 +135,20 @@ class ExportReport:
 
     def to_json(self) -> str:
         """The report as `export.json` holds it."""
-        content = asdict(self)
-        content["totals"] = self.totals()
-        return json.dumps(content, indent=1, allow_nan=False) + "\n"
+        return "".join(self.json_pieces())
+
+    def json_pieces(self) -> Iterator[str]:
+        """`to_json` piece by piece: it may list millions of executions."""
+        content = {**_shallow(self), "totals": self.totals()}
+        yield from json.JSONEncoder(indent=1, allow_nan=False, default=_shallow).iterencode(content)
+        yield "\n"
+
+
+def _shallow(part: Any) -> dict[str, Any]:
+    """The fields of a dataclass, not copied."""
+    if not is_dataclass(part):
+        raise TypeError(f"{type(part).__name__} is no part of a report")
+    return {f.name: getattr(part, f.name) for f in fields(part)}
 
 
 @dataclass(frozen=True)
@@ -160,7 +171,8 @@ class CheckReport:
 
 def write_report(folder: Path, report: ExportReport) -> None:
     """Put `export.json` beside the files."""
-    (folder / REPORT_NAME).write_text(report.to_json(), encoding="utf-8")
+    with (folder / REPORT_NAME).open("w", encoding="utf-8") as out:
+        out.writelines(report.json_pieces())
 
 
 def read_report(folder: Path) -> Mapping[str, Any]:

@@ -23,7 +23,7 @@ from fathom_trace.addresses import MAX_REQUESTS, Stream, refuse_above, stream
 from fathom_trace.errors import ExportError, OptionError
 from fathom_trace.exporter import CheckReport, ExportedLayer, ExportReport, Skipped, Target, read_report
 from fathom_trace.request_text import MalformedError
-from fathom_trace.steps import StepView, account
+from fathom_trace.steps import LeftOut, StepView, account
 from fathom_trace.steps import notes as step_notes
 from fathom_trace.trace import Trace
 from fathom_trace.units import format_bytes, format_share
@@ -121,18 +121,18 @@ def layers_of(
     reasons = _left_out(found)
     read, written = found.bytes_per_execution(False), found.bytes_per_execution(True)
 
-    def describe(_: StepView, __: int, members: list[int]) -> Mapping[str, Any]:
+    def describe(_: StepView, __: int, members: Int64) -> Mapping[str, Any]:
         begin, end = int(rows.first[members[0]]), int(rows.last[members[0]])
         also = f" and {len(members) - 1} more" * (len(members) > 1)
         facts = {
             "first": rows.first[members].tolist(), "last": rows.last[members].tolist(), "reads": int(rows.reads[members].sum()),
             "writes": int(rows.writes[members].sum()), "address_sum": int(rows.addresses[members].sum()),
             "bytes_read": int(read[members].sum()), "bytes_written": int(written[members].sum()),
-            **{key: [column[i] for i in members] for key, column in more.items()},
+            **{key: [column[i] for i in members.tolist()] for key, column in more.items()},
         }  # fmt: skip
         return {"place": f"{file}:{begin}-{end}{also}", "how": how, "facts": {**facts, **common}}
 
-    return account([view], {view.structure: reasons}, describe)
+    return account([view], {view.structure: LeftOut.by_number(len(view), reasons)}, describe)
 
 
 def _left_out(found: Stream) -> dict[int, str]:

@@ -7,7 +7,8 @@ helper then waits for what the helper waited for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -62,10 +63,9 @@ class StepView:
         return int(self.rows.stop) - int(self.rows.start)
 
     @cached_property
-    def nodes(self) -> list[int]:
+    def nodes(self) -> Int64:
         """The node that ran."""
-        found: list[int] = self.trace.executions.node[self.rows].tolist()
-        return found
+        return self.trace.executions.node[self.rows].astype(np.int64)
 
     @cached_property
     def chosen(self) -> Mask:
@@ -125,29 +125,43 @@ class StepView:
         return self.trace.dependencies(self.structure)
 
     @cached_property
-    def producers(self) -> list[list[int]]:
-        """`dependencies` as lists."""
-        flat, bounds = self.dependencies.producer.tolist(), self.dependencies.offsets.tolist()
-        return [flat[a:b] for a, b in pairwise(bounds)]
-
-    @cached_property
     def helpers(self) -> Mask:
         """Whether the op is a helper."""
         of_node = np.array([is_helper(op) for op in self.trace.node_ops], bool)
         return np.asarray(of_node[self.trace.executions.node[self.rows]])
 
     @cached_property
-    def iterations(self) -> list[str]:
-        """Iteration numbers of the loops around, outermost first: `2` or `2.0`; empty outside loops."""
-        paths = self.trace.executions.path[self.rows].tolist()
-        text = {p: ".".join(map(str, self.trace.iteration(p))) for p in set(paths)}
-        return [text[p] for p in paths]
+    def iterations(self) -> tuple[Int64, list[str]]:
+        """Iteration numbers of the loops around, outermost first: `2` or `2.0`; empty outside loops. A code each, and the texts by code."""
+        paths, codes = np.unique(self.trace.executions.path[self.rows], return_inverse=True)
+        return codes.reshape(-1).astype(np.int64), [".".join(map(str, self.trace.iteration(p))) for p in paths.tolist()]
+
+    @cached_property
+    def output_texts(self) -> tuple[Int64, list[str]]:
+        """What each put out, `float32[2,3] int32[]`: a code each, and the texts by code. Executions of one code have equal outputs."""
+        tensors, offsets = self.trace.tensors, self.trace.tensor_offsets[self.rows.start : self.rows.stop + 1]
+        kinds = tensors.dtype.astype(np.int64) * len(self.trace.shapes) + tensors.shape
+        counts = np.diff(offsets)
+        codes, texts = np.zeros(len(self), np.int64), [""]
+        for position in range(int(counts.max(initial=0))):
+            longer = np.flatnonzero(counts > position)
+            pairs = np.stack([codes[longer], kinds[offsets[longer] + position]])
+            order = np.lexsort(pairs[::-1])
+            is_first = np.ones(len(longer), bool)
+            is_first[1:] = np.any(pairs[:, order[1:]] != pairs[:, order[:-1]], axis=0)
+            codes[longer[order]] = len(texts) - 1 + np.cumsum(is_first)
+            for before, made in pairs[:, order[is_first]].T.tolist():
+                dtype, shape = divmod(made, len(self.trace.shapes))
+                one = f"{self.trace.strings[dtype]}[{','.join(map(str, self.trace.shapes[shape]))}]"
+                texts.append(f"{texts[before]} {one}" if position else one)
+        return codes, texts
 
     def longest_path_ns(self, duration_ns: Int64 | None = None) -> int:
         """The longest path through the dependencies, each execution weighing its op time."""
-        finished: list[int] = []
-        for duration, before in zip((self.duration_ns if duration_ns is None else duration_ns).tolist(), self.producers, strict=True):
-            finished.append(duration + max((finished[p] for p in before), default=0))
+        finished = array("q")
+        durations = array("q", (self.duration_ns if duration_ns is None else duration_ns).astype(np.int64).tobytes())
+        for duration, before in zip(durations, self.dependencies.lists(), strict=True):
+            finished.append(duration + max([finished[p] for p in before], default=0))
         return max(finished, default=0)
 
 
@@ -218,46 +232,86 @@ def bridge(depends: Dependencies, kept: Mask) -> Dependencies:
 
 # --- what a report says of it --------------------------------------------------------------------------------------------------------
 
-Describe = Callable[[StepView, int, list[int]], Mapping[str, Any]]
+Describe = Callable[[StepView, int, Int64], Mapping[str, Any]]
 """(view, node, its local numbers) to fields of `ExportedLayer`: `place`, `how`, `facts`, ..."""
 
 
+@dataclass(frozen=True, eq=False)
+class LeftOut:
+    """Which executions of a structure are not written, and why: `reasons[code - 1]`, by execution; those of code 0 are written."""
+
+    code: NDArray[np.int32]
+    reasons: tuple[str, ...]
+
+    @classmethod
+    def of(cls, count: int, *given: tuple[str, Mask]) -> LeftOut:
+        """Of `count` executions, with each reason those that it keeps out; the first reason that does counts."""
+        code = np.zeros(count, np.int32)
+        for number, (_, mask) in enumerate(given, start=1):
+            code[mask & (code == 0)] = number
+        return cls(code, tuple(reason for reason, _ in given))
+
+    @classmethod
+    def by_number(cls, count: int, reasons: Mapping[int, str]) -> LeftOut:
+        """Of `count` executions, those that have a reason by number."""
+        code, texts = np.zeros(count, np.int32), {text: k for k, text in enumerate(dict.fromkeys(reasons.values()), start=1)}
+        code[list(reasons)] = [texts[text] for text in reasons.values()]
+        return cls(code, tuple(texts))
+
+    @property
+    def written(self) -> Mask:
+        """Whether each is written."""
+        return np.asarray(self.code == 0)
+
+
 def account(
-    views: Sequence[StepView], left_out: Mapping[int, Mapping[int, str]], describe: Describe
+    views: Sequence[StepView], left_out: Mapping[int, LeftOut], describe: Describe
 ) -> tuple[tuple[ExportedLayer, ...], tuple[Skipped, ...]]:
     """An `ExportedLayer` for each node (and structure) whose executions were written, and what was left out by op type and reason.
 
-    `left_out` is, by structure, local number to reason. Times are summed over the views. What is outside a selection is in neither.
+    `left_out` is by structure. Times are summed over the views. What is outside a selection is in neither.
     """
     layers: list[ExportedLayer] = []
-    skipped: dict[tuple[str, str, bool], list[float]] = {}
+    skipped: dict[tuple[str, str, bool], list[int]] = {}
     for structure, group in _by_structure(views).items():
-        view, time = group[0], np.sum([v.duration_ns for v in group], axis=0).tolist()
-        macs, macs_known = view.costs.macs.tolist(), view.costs.macs_known.tolist()
-        reasons = left_out.get(structure, {})
-        by_node: dict[int, list[int]] = {}
-        for i in np.flatnonzero(view.chosen).tolist():
-            node = view.nodes[i]
-            if i not in reasons:
-                by_node.setdefault(node, []).append(i)
-                continue
-            row = skipped.setdefault((view.trace.node_ops[node], reasons[i], macs_known[i]), [0, 0, 0.0])
-            row[:] = row[0] + 1, row[1] + macs[i], row[2] + time[i]
-        for node, members in by_node.items():
+        view = group[0]
+        time = np.sum([v.duration_ns for v in group], axis=0)
+        macs, known = view.costs.macs, view.costs.macs_known
+        out = left_out.get(structure) or LeftOut.of(len(view))
+        for members in _alike(np.flatnonzero(view.chosen & out.written), view.nodes):
+            node = int(view.nodes[members[0]])
             layers.append(
                 ExportedLayer(
                     name=view.trace.node_names[node],
-                    executions=tuple(i + view.rows.start for i in members),
-                    macs=sum(macs[i] for i in members),
-                    time_ns=float(sum(time[i] for i in members)),
-                    macs_known=all(macs_known[i] for i in members),
+                    executions=tuple((members + view.rows.start).tolist()),
+                    macs=int(macs[members].sum()),
+                    time_ns=float(time[members].sum()),
+                    macs_known=bool(known[members].all()),
                     **describe(view, node, members),
                 )
             )
+        ops = {op: number for number, op in enumerate(dict.fromkeys(view.trace.node_ops))}
+        op_of_node = np.array([ops[op] for op in view.trace.node_ops], np.int64)
+        kinds = (op_of_node[view.nodes] * (len(out.reasons) + 1) + out.code) * 2 + known
+        for members in _alike(np.flatnonzero(view.chosen & ~out.written), kinds):
+            first = members[0]
+            key = view.trace.node_ops[int(view.nodes[first])], out.reasons[int(out.code[first]) - 1], bool(known[first])
+            sums = skipped.setdefault(key, [0, 0, 0])
+            sums[:] = sums[0] + len(members), sums[1] + int(macs[members].sum()), sums[2] + int(time[members].sum())
     return tuple(layers), tuple(
-        Skipped(op, reason, int(count), int(macs), time_ns, macs_known)
-        for (op, reason, macs_known), (count, macs, time_ns) in skipped.items()
+        Skipped(op, reason, count, macs, float(time_ns), is_known)
+        for (op, reason, is_known), (count, macs, time_ns) in skipped.items()
     )
+
+
+def _alike(rows: Int64, key: Int64) -> Iterator[Int64]:
+    """The rows of each key: keys by their first row, rows ascending."""
+    order = np.argsort(key[rows], kind="stable")
+    ordered = key[rows[order]]
+    begins = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]])) if len(rows) else order
+    ends = np.append(begins[1:], len(rows))
+    for group in np.argsort(order[begins]).tolist():
+        yield rows[order[begins[group] : ends[group]]]
 
 
 def verify(views: Sequence[StepView], report: ExportReport) -> None:

@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -56,6 +57,9 @@ _ORDERED = (
 
 Int64 = NDArray[np.int64]
 
+_BLOCK = 65_536
+"""Executions whose dependencies are Python lists at once."""
+
 
 @dataclass(frozen=True)
 class Dependencies:
@@ -70,6 +74,14 @@ class Dependencies:
     def of(self, execution: int) -> Int64:
         """Producers of one execution (local number)."""
         return self.producer[self.offsets[execution] : self.offsets[execution + 1]]
+
+    def lists(self) -> Iterator[list[int]]:
+        """The producers of each execution in turn."""
+        for begin in range(0, len(self.offsets) - 1, _BLOCK):
+            bounds = self.offsets[begin : begin + _BLOCK + 1]
+            flat = self.producer[bounds[0] : bounds[-1]].tolist()
+            for a, b in pairwise((bounds - bounds[0]).tolist()):
+                yield flat[a:b]
 
 
 @dataclass(frozen=True, eq=False)

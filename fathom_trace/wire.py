@@ -7,7 +7,10 @@ https://protobuf.dev/programming-guides/encoding (base 128 varints, tag = field 
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from itertools import pairwise
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -73,3 +76,58 @@ def fixed64(field: int, value: int) -> bytes:
 def record(content: bytes) -> bytes:
     """A message with its length before it, as files of many messages hold it."""
     return varint(len(content)) + content
+
+
+_LENGTHS = tuple(varint(n) for n in range(4096))
+
+
+def length(size: int) -> bytes:
+    """`varint`, faster for small numbers: what precedes a record or a delimited field."""
+    return _LENGTHS[size] if size < len(_LENGTHS) else varint(size)
+
+
+class CutOffError(ValueError):
+    """A record ends before its length says; `at` is the byte where it begins."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__(f"the record at byte {at} is cut off")
+        self.at = at
+
+
+def read_records(stream: BinaryIO, head: bytes = b"") -> Iterator[tuple[int, bytes]]:
+    """Where each record of a file begins, and its content: one at a time. Before the length of each stands `head`.
+
+    Raises:
+        CutOffError: a record is cut off, empty or not begun by `head`.
+    """
+    size = os.fstat(stream.fileno()).st_size
+    at, begin, buffer = 0, 0, b""
+    """The next record, and the place in the file of the bytes in `buffer`."""
+    while at < size:
+        if at - begin + MOST_HEAD > len(buffer) and begin + len(buffer) < size:
+            buffer = buffer[at - begin :] + stream.read(READ_BYTES)
+            begin = at
+        place = at - begin
+        if not buffer.startswith(head, place):
+            raise CutOffError(at)
+        place += len(head)
+        count = shift = 0
+        while place < len(buffer) and shift < 64:
+            byte = buffer[place]
+            count, shift, place = count | (byte & 0x7F) << shift, shift + 7, place + 1
+            if byte < 0x80:
+                break
+        if not count or begin + place + count > size:
+            raise CutOffError(at)
+        while place + count > len(buffer):
+            more = stream.read(max(READ_BYTES, place + count - len(buffer)))
+            if not more:
+                raise CutOffError(at)
+            buffer += more
+        yield at, buffer[place : place + count]
+        at = begin + place + count
+
+
+MOST_HEAD = 16
+"""Bytes before a record's content, at most: a tag and a varint."""
+READ_BYTES = 1 << 20
