@@ -11,7 +11,7 @@ import re
 import shlex
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass, fields, replace
 from itertools import product
 from pathlib import Path
@@ -122,14 +122,15 @@ def sweep(
                     going[point.name] = replace(capture, attempts=(*earlier.get(point.name, ()), *update.attempts))
                     update_manifest(folder, {point.name: going[point.name]})
                     if update.is_over:
-                        del going[point.name]
-                        outcomes[point.name] = Outcome(
-                            point, folder / point.name, FAILED if capture.error else MADE, capture.error, capture
-                        )
-                    if update.told or (capture.error and update.is_over):
-                        report(f"{told[point.name]}{' ' if update.told == '...' else ': '}{update.told or capture.error}")
+                        ended = going.pop(point.name)
+                        status = FAILED if ended.error else MADE
+                        outcomes[point.name] = Outcome(point, folder / point.name, status, ended.error, ended)
+                    said = update.told or (capture.error or MADE * runner.is_remote if update.is_over else "")
+                    if said:
+                        report(f"{told[point.name]}{' ' if said == '...' else ': '}{said}")
         except BaseException:
-            update_manifest(folder, {name: replace(c, error="the sweep ended before it") for name, c in going.items()})
+            with suppress(FathomError, OSError):  # what ended the sweep may also be in the way of this
+                update_manifest(folder, {name: replace(c, error="the sweep ended before it") for name, c in going.items()})
             raise
     return [outcomes[point.name] for point in wanted]
 

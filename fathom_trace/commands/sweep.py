@@ -126,6 +126,7 @@ def _tell(text: str) -> None:
 def _print(arguments: argparse.Namespace, folder: Path, outcomes: Sequence[Outcome]) -> int:
     """Print what became of the captures; returns the exit status."""
     from fathom_trace.collection import print_captures
+    from fathom_trace.engine import LOST
     from fathom_trace.sweep import DONE, FAILED
     from fathom_trace.terminal import print_json
 
@@ -137,7 +138,11 @@ def _print(arguments: argparse.Namespace, folder: Path, outcomes: Sequence[Outco
     if made:
         print_captures(made)
     there = sum(outcome.status == DONE for outcome in outcomes)
-    print(f"{folder}: {len(outcomes) - failed - there} captured, {there} there already, {failed} failed")
+    lost = sum(attempt.outcome == LOST for capture in made for attempt in capture.attempts)
+    print(
+        f"{folder}: {len(outcomes) - failed - there} captured, {there} there already, {failed} failed"
+        + f"; {lost} attempts lost" * bool(lost)
+    )
     return 1 if failed else 0
 
 
