@@ -15,7 +15,7 @@ from fathom_trace.errors import ScenarioError, UnknownNameError
 from fathom_trace.trace import Trace
 from fathom_trace.whatif import Settings, from_results, parse_scenario, parse_sweep, project, project_sweep, render, render_curve
 from fathom_trace.whatif.amdahl import group_times, limit, ratio, speedup
-from fathom_trace.whatif.baseline import untraced_recording
+from fathom_trace.whatif.baseline import operations_factor, untraced_recording
 from fathom_trace.whatif.recording import record
 from fathom_trace.whatif.replay import replay_lanes
 from tests.recordings import random_trace, recording_of
@@ -262,10 +262,40 @@ def test_what_tracing_cost_is_taken_off_gaps_first_and_then_off_tails() -> None:
     assert recording.duration_ns.tolist() == [13, 24]
 
 
-def test_no_more_is_taken_off_than_there_is() -> None:
-    trace = chain([("A", 6, 50), ("B", 4, 20)], untraced=(60,))  # ops alone take 70
-    baseline = project(trace, parse_scenario([])).baseline
-    assert (baseline.tracing_ns, baseline.corrected_ns) == (5, 70)  # 6 and 4: a mean of 5
+def test_where_overhead_does_not_explain_it_the_operations_are_shortened_alike() -> None:
+    """Ops of 50 and 20 after gaps of 6 and 4; untraced 63: without the gaps 7 too many, so ops are taken for 0.9 of their time."""
+    projection = project(chain([("A", 6, 50), ("B", 4, 20)], untraced=(63,)), parse_scenario(["A=inf"]))
+    baseline = projection.baseline
+    assert baseline.tracing_ns == 5  # 6 and 4
+    assert baseline.op_factor == pytest.approx(0.9, rel=1e-3)
+    assert baseline.corrected_ns == pytest.approx(63, rel=1e-3)
+    assert projection.replay.after_ns == pytest.approx(18, rel=1e-3)
+    assert any("op times are multiplied by 0.9: tracing lengthened them" in note for note in projection.notes)
+
+
+def test_operations_are_not_shortened_where_steps_ran_different_things() -> None:
+    """An untraced step may then have run the shorter of them: two steps of A, B and one of A alone, untraced 55."""
+    builder = TraceBuilder()
+    a, b = builder.node("a", "A"), builder.node("b", "B")
+    for nodes, ends in (((a, b), (50, 70)), ((a,), (50,))):
+        for node in nodes:
+            builder.execution(node)
+        structure = builder.end_structure()
+        for _ in range(2 if len(nodes) == 2 else 1):
+            builder.step(structure, start=[0, 50][: len(nodes)], done=list(ends))
+    builder.untraced_step(55)
+    baseline = project(builder.build({"inter_threads": 1}), parse_scenario([])).baseline
+    assert (baseline.op_factor, baseline.corrected_ns) == (1, 70)
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 4])
+def test_what_tracing_cost_operations_is_found_on_several_lanes(lanes: int) -> None:
+    recording = record(random_trace(random.Random(lanes), 200, lanes, steps=1))
+    for factor in (0.5, 0.8, 0.99):
+        target = replay_lanes(recording.with_operations(factor)).makespan_ns
+        found = operations_factor(recording, target)
+        assert replay_lanes(recording.with_operations(found)).makespan_ns == pytest.approx(target, rel=2e-4)
+    assert operations_factor(recording, 2 * recording.measured_span_ns) == 1
 
 
 def test_slower_untraced_steps_correct_nothing() -> None:

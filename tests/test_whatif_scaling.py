@@ -184,3 +184,37 @@ def test_a_capture_that_does_not_say_on_how_many_threads_is_refused() -> None:
     model = fit_scaling([capture(1), capture(2)])
     with pytest.raises(ScenarioError, match="does not say on how many threads"):
         project(silent, parse_scenario(["threads:2"], Context(scaling=model)))
+
+
+# --- executions of several sizes ----------------------------------------------------------------------------------------------
+
+
+def mixed(threads: int, short: int = 20_000, long: int = 4_000_000, workload: str = "mixed", op: str = "Mul") -> Trace:
+    """A short execution of an op type, which no thread helps, and a long one of serial fraction 1/4."""
+    builder = TraceBuilder()
+    for name in ("short", "long"):
+        builder.execution(builder.node(name, op))
+    split = long // 4 + 3 * long // 4 // threads
+    builder.step(builder.end_structure(), start=[0, short], done=[short, short + split])
+    return builder.build({"workload": workload, "mode": "inference", "intra_threads": threads, "inter_threads": 1})
+
+
+def test_short_and_long_executions_of_an_op_type_have_fits_of_their_own() -> None:
+    """20 us is below the first bound, 4 ms between the third and the fourth; on two threads 20 us and 2.5 ms."""
+    model = fit_scaling([mixed(1), mixed(2)])
+    assert {size: fit.serial for (_, size), fit in model.sized_ops.items()} == pytest.approx({0: 1.0, 3: 0.25})
+    assert model.of("Mul", 0) is model.sized_ops["Mul", 0]
+    assert model.of("Sub", 3) is model.sized_kinds["elementwise", 3]
+    assert model.of("MatMul", 3) is model.sized[3]
+    assert model.of("Mul", 2) is model.ops["Mul"]  # no execution of that size was seen
+    for workload, short, long in (("tiny", 8_000, 8_000_000), ("huge", 80_000, 2_400_000)):
+        captured, truth = (mixed(n, short, long, workload) for n in (1, 2))
+        projected = project(captured, parse_scenario(["threads:2"], Context(scaling=model)))
+        assert projected.makespan_ns == pytest.approx(float(truth.steps.span_ns[0]))
+
+
+def test_the_size_of_an_execution_is_that_on_the_fewest_threads() -> None:
+    """3 ms become 1.875 ms on two threads, below a bound: the node stays of one size, or nothing could be fitted."""
+    model = fit_scaling([mixed(2, long=3_000_000), mixed(1, long=3_000_000)])
+    assert set(model.sized_ops) == {("Mul", 0), ("Mul", 3)}
+    assert model.sized_ops["Mul", 3].serial == pytest.approx(0.25)

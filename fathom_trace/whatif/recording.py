@@ -108,6 +108,10 @@ class Recording:
         off_tail = np.minimum(self.tail_ns, cost_ns - off_gap)
         return replace(self, gap_ns=self.gap_ns - off_gap, tail_ns=self.tail_ns - off_tail, duration_ns=self.duration_ns - off_tail)
 
+    def with_operations(self, factor: float) -> Recording:
+        """The recording with every duration multiplied by `factor`, tails with them; gaps stay."""
+        return replace(self, duration_ns=self.duration_ns * factor, tail_ns=self.tail_ns * factor)
+
 
 def record_step(trace: Trace, step: int) -> Recording:
     """The recording of one traced step, exact to the nanosecond."""

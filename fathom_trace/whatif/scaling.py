@@ -9,16 +9,23 @@ times in each traced step. Programs (workload, mode, preset, batch size, stage) 
   fit, linearised, that knows each c to be fitted too; sigma from the residuals, t of Student for 95% and N - programs - 1 degrees.
 
 s below 0 (more than proportional gain) is kept as found and used as 0; s above 1 (more threads take longer) is used as found.
+
+Short executions are not split among threads at all, and long ones pay for it once: over 14 captures of eight workloads on 1 and 2 threads,
+MatMuls of less than 0.5 ms took 0.9 to 1.7 times as long on two threads, those above 10 ms 0.4 to 0.8. One fraction for both misleads, so
+executions are also fitted apart by how long they take (`SIZES_NS`, on the fewest threads that their program was captured on), and that fit
+is preferred: of the op type, else of its kind, else of everything of that size.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fathom_trace.errors import ScenarioError
 from fathom_trace.trace import Trace
@@ -36,6 +43,9 @@ _T_975 = (
     2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
 )  # fmt: skip
 """Student's t, 97.5%, for 1 to 30 degrees of freedom; beyond, it tends to 1.960 about linearly in 1 / degrees."""
+
+SIZES_NS = (100_000, 500_000, 2_000_000, 10_000_000)
+"""Executions are fitted apart below, between and above these durations."""
 
 Samples = Sequence[tuple[int, float]]
 """(threads, time in ns) of one program, in any order."""
@@ -107,18 +117,28 @@ def student_t(freedom: int) -> float:
 
 @dataclass(frozen=True, eq=False)
 class ScalingModel:
-    """Serial fractions by op type, by kind for op types that were never seen, and over everything for kinds that were not."""
+    """Serial fractions by op type, by kind for op types that were never seen, and over everything for kinds that were not.
+
+    The sized ones are of executions of one size only; the key's second part counts the `SIZES_NS` that their time reaches.
+    """
 
     ops: Mapping[str, Fit]
     kinds: Mapping[str, Fit]
     everything: Fit
     threads: tuple[int, ...]
     """The thread counts that it was fitted from."""
+    sized_ops: Mapping[tuple[str, int], Fit] = field(default_factory=dict)
+    sized_kinds: Mapping[tuple[str, int], Fit] = field(default_factory=dict)
+    sized: Mapping[int, Fit] = field(default_factory=dict)
 
-    def of(self, op: str) -> Fit:
-        """The fit that serves an op type."""
+    def of(self, op: str, size: int | None = None) -> Fit:
+        """The fit that serves an op type, or its executions of one size."""
         from fathom_trace.ops import kind
 
+        if size is not None:
+            found = self.sized_ops.get((op, size)) or self.sized_kinds.get((kind(op), size)) or self.sized.get(size)
+            if found:
+                return found
         return self.ops.get(op) or self.kinds.get(kind(op)) or self.everything
 
     def to_dict(self) -> dict[str, object]:
@@ -128,7 +148,34 @@ class ScalingModel:
             "everything": asdict(self.everything),
             "kinds": [asdict(f) for f in self.kinds.values()],
             "ops": [asdict(f) for f in self.ops.values()],
+            "sizes_ns": list(SIZES_NS),
+            "ops_by_size": [{**asdict(f), "size": size} for (_, size), f in self.sized_ops.items()],
         }
+
+
+class _Sampled:
+    """Samples by name and program of one way of grouping executions; a step's times under one name are added up."""
+
+    def __init__(self, name: Callable[[str, int], Hashable]) -> None:
+        self.name = name
+        self.samples: dict[Hashable, dict[str, list[tuple[int, float]]]] = defaultdict(lambda: defaultdict(list))
+
+    def add(self, program: str, threads: int, times: Mapping[tuple[str, int], float]) -> None:
+        """One step: time in ns by op type and size."""
+        sums: dict[Hashable, float] = defaultdict(float)
+        for (op, size), time_ns in times.items():
+            sums[self.name(op, size)] += time_ns
+        for name, time_ns in sums.items():
+            self.samples[name][program].append((threads, time_ns))
+
+    def fits(self) -> dict[Any, Fit]:
+        """By name, most time first."""
+        found = {}
+        for name, programs in self.samples.items():
+            fit = fit_samples(name[0] if isinstance(name, tuple) else str(name), programs.values())
+            if fit:
+                found[name] = fit
+        return dict(sorted(found.items(), key=lambda item: (-item[1].time_ns, str(item[0]))))
 
 
 def fit_scaling(traces: Sequence[Trace]) -> ScalingModel:
@@ -139,33 +186,24 @@ def fit_scaling(traces: Sequence[Trace]) -> ScalingModel:
     """
     from fathom_trace.ops import kind
 
-    by_op: dict[str, dict[str, list[tuple[int, float]]]] = defaultdict(lambda: defaultdict(list))
-    by_kind: dict[str, dict[str, list[tuple[int, float]]]] = defaultdict(lambda: defaultdict(list))
-    overall: dict[str, list[tuple[int, float]]] = defaultdict(list)
     counts: dict[str, set[int]] = defaultdict(set)
-    for trace in traces:
+    sizes: dict[str, dict[str, int]] = {}
+    groupings = (
+        _Sampled(lambda op, _: op), _Sampled(lambda op, _: kind(op)), _Sampled(lambda _op, _size: ALL),
+        _Sampled(lambda op, size: (op, size)), _Sampled(lambda op, size: (kind(op), size)), _Sampled(lambda _, size: size),
+    )  # fmt: skip
+    for trace in sorted(traces, key=threads_of):
         threads, program = threads_of(trace), program_of(trace)
         counts[program].add(threads)
-        for times in step_times_by_op(trace):
-            kinds: dict[str, float] = defaultdict(float)
-            for op, time_ns in times.items():
-                by_op[op][program].append((threads, time_ns))
-                kinds[kind(op)] += time_ns
-            for name, time_ns in kinds.items():
-                by_kind[name][program].append((threads, time_ns))
-            overall[program].append((threads, sum(times.values())))
-    everything = fit_samples(ALL, overall.values())
-    if everything is None:
+        for times in step_times_by_op(trace, sizes.setdefault(program, {})):
+            for grouping in groupings:
+                grouping.add(program, threads, times)
+    ops, kinds, everything, sized_ops, sized_kinds, sized = (grouping.fits() for grouping in groupings)
+    if ALL not in everything:
         found = "; ".join(f"{p} at {sorted(c)}" for p, c in counts.items()) or "no capture"
         raise ScenarioError(f"no program was captured at two thread counts: {found}; capture one with --threads 1 and --threads 2")
-    ops = [fit for op, programs in by_op.items() if (fit := fit_samples(op, programs.values()))]
-    kinds_found = [fit for name, programs in by_kind.items() if (fit := fit_samples(name, programs.values()))]
     usable = {n for c in counts.values() if len(c) > 1 for n in c}
-    return ScalingModel(_by_time(ops), _by_time(kinds_found), everything, tuple(sorted(usable)))
-
-
-def _by_time(fits: list[Fit]) -> dict[str, Fit]:
-    return {fit.name: fit for fit in sorted(fits, key=lambda f: (-f.time_ns, f.name))}
+    return ScalingModel(ops, kinds, everything[ALL], tuple(sorted(usable)), sized_ops, sized_kinds, sized)
 
 
 def threads_of(trace: Trace) -> int:
@@ -186,14 +224,26 @@ def program_of(trace: Trace) -> str:
     return " ".join(str(trace.provenance.get(key) or "") for key in keys).strip() or "a program"
 
 
-def step_times_by_op(trace: Trace) -> list[dict[str, float]]:
-    """For each traced step of the most frequent structure, and those alike, the op time of each op type in ns."""
+def sizes_of(duration_ns: Float) -> NDArray[np.int64]:
+    """How many of `SIZES_NS` each duration reaches."""
+    return np.searchsorted(np.array(SIZES_NS), duration_ns, side="right").astype(np.int64)
+
+
+def step_times_by_op(trace: Trace, sizes: dict[str, int]) -> list[dict[tuple[str, int], float]]:
+    """For each traced step of the most frequent structure, and those alike, op times in ns by op type and size.
+
+    `sizes` holds the size of executions by node; nodes that it lacks are added, with what they take here at the median.
+    """
     structure = trace.main_structure
     trace, _ = with_alike_steps(trace, structure)
-    ops = np.array(trace.node_ops, dtype=np.str_)[trace.executions.node[trace.structure_rows(structure)]]
-    names, group = np.unique(ops, return_inverse=True)
+    nodes = trace.executions.node[trace.structure_rows(structure)].tolist()
+    for node, size in zip(nodes, sizes_of(trace.median_durations(structure)).tolist(), strict=True):
+        sizes.setdefault(trace.node_names[node], size)
+    keys = [(trace.node_ops[node], sizes[trace.node_names[node]]) for node in nodes]
+    number = {key: i for i, key in enumerate(sorted(set(keys)))}
+    group = np.array([number[key] for key in keys], np.int64)
     return [
-        dict(zip(names.tolist(), np.bincount(group, trace.durations(step), minlength=len(names)).tolist(), strict=True))
+        dict(zip(number, np.bincount(group, trace.durations(step), minlength=len(number)).tolist(), strict=True))
         for step in trace.steps_of(structure)
     ]
 
@@ -217,11 +267,11 @@ class Threads:
         return f"'{self}': serial fractions fitted at {fitted} threads; {share} of the op time has that of its kind or of everything"
 
     def apply(self, among: Executed, duration_ns: Float, gap_ns: Float) -> Bool:
-        """Scale every duration by its op type's fit; gaps stay."""
+        """Scale every duration by the fit of its op type and size; gaps stay."""
         captured = threads_of(among.source(f"'{self}'"))
-        ops = among.names("op")
-        factors = {op: self.model.of(op).factor(self.threads, captured) for op in set(ops)}
-        duration_ns *= np.array([factors[op] for op in ops])
+        keys = list(zip(among.names("op"), sizes_of(duration_ns).tolist(), strict=True))
+        factors = {key: self.model.of(*key).factor(self.threads, captured) for key in set(keys)}
+        duration_ns *= np.array([factors[key] for key in keys])
         return np.ones(len(among), bool)
 
 

@@ -11,6 +11,7 @@ import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,6 +76,19 @@ class Executed:
     def __len__(self) -> int:
         return len(self.nodes)
 
+    @cached_property
+    def chosen(self) -> NDArray[np.bool_]:
+        """False for what a part of a trace leaves outside."""
+        if self.trace is None:
+            return np.ones(len(self), bool)
+        return self.trace.chosen[self.first : self.first + len(self)]
+
+    @property
+    def chosen_nodes(self) -> list[int]:
+        """The nodes that ran, each once."""
+        nodes: list[int] = np.unique(self.nodes[self.chosen]).tolist()
+        return nodes
+
     def names(self, by: str) -> list[str]:
         """Label of each execution."""
         labels = self.labels[by]
@@ -107,16 +121,16 @@ class Selection:
         mask = self.matches(among)
         if not mask.any():
             labels = among.labels[self.by]
-            raise ScenarioError(self._nothing({labels[n] for n in np.unique(among.nodes).tolist()} - {""}, among))
+            raise ScenarioError(self._nothing({labels[n] for n in among.chosen_nodes} - {""}, among))
         return mask
 
     def matches(self, among: Executed) -> NDArray[np.bool_]:
         """True for each selected execution; it may be none."""
         labels = among.labels[self.by]
-        ran = {labels[n] for n in np.unique(among.nodes).tolist()} - {""}
+        ran = {labels[n] for n in among.chosen_nodes} - {""}
         chosen = {self.pattern} & ran or {name for name in ran if fnmatchcase(name, self.pattern)}
         per_node = np.array([label in chosen for label in labels], bool)
-        return per_node[among.nodes]
+        return per_node[among.nodes] & among.chosen
 
     def _nothing(self, ran: set[str], among: Executed) -> str:
         noun = NOUNS[self.by]
