@@ -85,31 +85,47 @@ class Rewrites:
         }
 
 
-def rewrites(source: Trace, optimized: Trace) -> Rewrites:
+def rewrites(source: Trace, optimized: Trace, part: Trace | None = None) -> Rewrites:
     """Account for the MACs of `source` in `optimized`, two traces of one program; always executed + removed = source + added.
+
+    With a `part` of `source`, of its nodes that have an execution in the part, whole, and of what stands for them in `optimized`.
 
     Raises:
         TraceError: MACs of one of them are not known.
     """
-    before, after = _macs_by_node(source), _macs_by_node(optimized)
+    structure = None if part is None else part.main_structure
+    before, after = _macs_by_node(source, structure), _macs_by_node(optimized)
+    asked = set(before) if part is None else _chosen_nodes(part)
     names = source.node_names
     by_name = {names[node]: node for node in before}
     taken: set[int] = set()
+    beside: set[int] = set()
+    executed = 0
     changed = []
     for node, macs in after.items():
         stands_for = {by_name[name] for name in _origins(optimized, node) if name in by_name} - taken
         taken |= stands_for
+        if part is not None and not stands_for & asked:
+            continue
+        executed += macs
+        beside |= stands_for
         written = sum(before[n] for n in stands_for)
         if written != macs:
             changed.append(Changed(optimized.node_names[node], optimized.node_ops[node], written, macs))
     finder = _Finder(source, optimized, taken)
-    removed = tuple(finder.removed(node, macs) for node, macs in before.items() if node not in taken)
-    return Rewrites(sum(before.values()), sum(after.values()), removed, tuple(changed))
+    removed = tuple(finder.removed(node, macs) for node, macs in before.items() if node in asked and node not in taken)
+    counted = sum(macs for node, macs in before.items() if node in asked or node in beside)
+    return Rewrites(counted, executed, removed, tuple(changed))
 
 
-def _macs_by_node(trace: Trace) -> dict[int, int]:
-    """MACs in a step of each node that has any, in the order of first execution."""
-    structure = trace.main_structure
+def _chosen_nodes(part: Trace) -> set[int]:
+    rows = part.structure_rows(part.main_structure)
+    return set(part.executions.node[rows][part.chosen[rows]].tolist())
+
+
+def _macs_by_node(trace: Trace, structure: int | None = None) -> dict[int, int]:
+    """MACs in a step (of the usual structure by default) of each node that has any, in the order of first execution."""
+    structure = trace.main_structure if structure is None else structure
     found = costs(trace, structure)
     unknown = found.uncovered("macs")
     if unknown:

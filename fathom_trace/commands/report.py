@@ -3,7 +3,8 @@ beside what these traces show.
 
 Written are report.html, which needs no network, an SVG and a PNG for each figure, a CSV for each table, and report.json with everything.
 Figures and page need the extra `report`; without it the numbers are written. Profiles are of training traces, where there are any. The
-exchange of weights is modelled, as the options describe it.
+exchange of weights is modelled, as the options describe it. Traces without times, and those of which nothing is selected, are left out,
+and the report says so. Of parts of traces nothing is compared with what the paper published.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from fathom_trace.arguments import add_force, add_json, at_least
+from fathom_trace.arguments import add_force, add_json, add_selection, at_least, choice_of, selected
 
 EXAMPLES = (
     "fathom-trace report traces/*.h5 --out report",
@@ -32,13 +33,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--scheme", default="ring", help="how they exchange: ring (all-reduce, default) or server (parameter server)")
     add_force(parser)
     add_json(parser)
+    add_selection(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Analyse and write."""
     from fathom_trace.destination import check_folder, replacing_folder
     from fathom_trace.report.analyses import analyse
-    from fathom_trace.report.captured import measure_files
+    from fathom_trace.report.captured import LeftOut, measure_files
     from fathom_trace.report.files import MARKER, PAGE, refuse_to_lose, write
     from fathom_trace.report.published import counts
     from fathom_trace.report.traffic import Exchange
@@ -49,12 +51,20 @@ def run(arguments: argparse.Namespace) -> int:
     folder = check_folder(Path(arguments.out), arguments.force, MARKER)
     refuse_to_lose(folder)
     exchange = Exchange(arguments.workers, parse_quantity(arguments.link, "B/s"), arguments.scheme)
+    choice = choice_of(arguments)
     files = list(trace_files(arguments.traces))
     done = iter(range(len(files)))
+    left_out: list[LeftOut] = []
     with ProgressBar() as bar:
-        traces = measure_files(files, load, lambda file: bar(file.name, next(done), len(files)))
+        traces = measure_files(
+            files,
+            lambda file: selected(load(file), choice)[0],
+            lambda file: bar(file.name, next(done), len(files)),
+            left_out,
+            drops_ends=not choice.steps,
+        )
         bar("figures", len(files), len(files))
-        report = analyse(traces, exchange)
+        report = analyse(traces, exchange, left_out)
         with replacing_folder(folder, arguments.force) as partial:
             written = write(report, partial)
             refuse_to_lose(folder)
@@ -66,6 +76,11 @@ def run(arguments: argparse.Namespace) -> int:
     print(f"{folder}: {len(traces)} traces, {len(written.figures)} figures, {len(written.files)} files")
     if written.figures:
         print(f"  {folder / PAGE}")
+    for file in left_out:
+        print(f"  left out: {file.file}: {file.why}")
+    if choice:
+        print(f"  selected {choice}; nothing is compared with what was published")
+        return 0
     print(f"  {counts(report.facts)}")
     for fact in report.facts:
         if fact.finding == "disagrees":

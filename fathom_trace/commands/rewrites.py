@@ -3,6 +3,8 @@
 SOURCE is a trace of stage `source`, OPTIMIZED one of stage `optimized`, of the same program. A product was folded when its value was
 computed before the step, merged when another that computes the same serves for both, pruned when nobody needed its value; a fused one
 is executed under the name of the last operation that was fused. MACs executed + MACs removed = MACs of the source.
+
+A selection is of the operations of SOURCE, each with all its executions, and of what stands for them in OPTIMIZED.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fathom_trace.arguments import add_json, at_least
+from fathom_trace.arguments import add_json, add_selection, at_least, choice_of, selected
 
 if TYPE_CHECKING:
     from fathom_trace.rewrites import Rewrites
@@ -32,6 +34,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("optimized", metavar="OPTIMIZED", help="a trace of the same program of stage optimized")
     parser.add_argument("--top", type=at_least(1), metavar="N", help="products to list, those with most MACs first (default: all)")
     add_json(parser)
+    add_selection(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -40,16 +43,21 @@ def run(arguments: argparse.Namespace) -> int:
     from fathom_trace.store import load
     from fathom_trace.terminal import print_json
 
+    choice = choice_of(arguments)
     traces = []
     for stage in ("source", "optimized"):
         file = Path(getattr(arguments, stage))
         traces.append(load(file))
         _check_stage(file, traces[-1], stage)
-    _check_program(*traces)
-    found = rewrites(*traces)
+    source, optimized = traces
+    _check_program(source, optimized)
+    part = selected(source, choice)[1]
+    found = rewrites(source, optimized, part.trace if part else None)
     if arguments.json:
-        print_json(found.to_dict(arguments.top))
+        print_json({**found.to_dict(arguments.top), **({"selection": part.to_dict()} if part else {})})
     else:
+        if part:
+            print(f"selected {part}")
         _print(found, arguments.top)
     return 0
 

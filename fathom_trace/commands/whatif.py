@@ -237,7 +237,8 @@ def _selected(arguments: argparse.Namespace) -> str:
     """What was selected, for people, and what all that follows is of."""
     if not arguments.part:
         return ""
-    return f"selected {arguments.part}\nshares are of its op time; totals hold all else from its first operation to its last as idle time\n\n"
+    meaning = "shares are of its op time; totals hold all else from its first operation to its last as idle time"
+    return f"selected {arguments.part}\n{meaning}\n\n"
 
 
 def simulated(trace: Trace, arguments: argparse.Namespace) -> Scenario:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from fathom_trace.report.captured import Captured, told_apart
+from fathom_trace.report.captured import Captured, LeftOut, told_apart
 from fathom_trace.report.heat_map import HeatMap, heat_map
 from fathom_trace.report.parallelism import Scaling, groups_by_threads
 from fathom_trace.report.published import Fact, facts
@@ -35,6 +35,8 @@ class Report:
     roofline: Roofline
     traffic: tuple[Traffic, ...]
     exchange: Exchange
+    left_out: tuple[LeftOut, ...] = ()
+    """Files that are in nothing of this."""
 
     def short(self, label: str) -> str:
         """The name of a profiled trace in figures: without its mode, where all have the same."""
@@ -76,6 +78,7 @@ class Report:
         """Everything, for JSON."""
         return {
             "traces": [c.to_dict() for c in self.traces],
+            "left_out": [asdict(file) for file in self.left_out],
             "published": [fact.to_dict() for fact in self.facts],
             "stationarity": [s.to_dict() for s in self.stationarity],
             "skew": [s.to_dict() for s in self.skew],
@@ -90,8 +93,8 @@ class Report:
         }
 
 
-def analyse(traces: Sequence[Captured], exchange: Exchange | None = None) -> Report:
-    """Run every analysis; traces of equal labels are told apart first."""
+def analyse(traces: Sequence[Captured], exchange: Exchange | None = None, left_out: Sequence[LeftOut] = ()) -> Report:
+    """Run every analysis; traces of equal labels are told apart first. What was published is of whole traces, and compared with those."""
     traces = tuple(told_apart(traces))
     exchange = exchange or Exchange()
     profiled = tuple(c for c in traces if c.mode == "training") or tuple(traces)
@@ -99,7 +102,7 @@ def analyse(traces: Sequence[Captured], exchange: Exchange | None = None) -> Rep
     return Report(
         traces=traces,
         profiled=profiled,
-        facts=facts(traces),
+        facts=facts([c for c in traces if not c.selection]),
         stationarity=tuple(stationarity(c) for c in profiled),
         skew=tuple(skew(label, shares) for label, shares in profiles.items()),
         heat_map=heat_map(profiled),
@@ -109,6 +112,7 @@ def analyse(traces: Sequence[Captured], exchange: Exchange | None = None) -> Rep
         roofline=roofline(profiled),
         traffic=tuple(traffic(c, exchange) for c in profiled),
         exchange=exchange,
+        left_out=tuple(left_out),
     )
 
 

@@ -40,6 +40,14 @@ class Exclusion:
     share: float | None = None
 
 
+@dataclass(frozen=True)
+class LeftOut:
+    """A file that is in no figure, and why."""
+
+    file: str
+    why: str
+
+
 @dataclass(frozen=True, eq=False)
 class MemoryCurve:
     """Live bytes that a step allocated, at most `CURVE_POINTS` of them: the most in each interval of the step's time."""
@@ -138,6 +146,11 @@ class Captured:
         return self.shares(group)
 
     @property
+    def selection(self) -> str:
+        """What part of a trace it is; empty for the whole."""
+        return str(self.provenance.get("selection") or "")
+
+    @property
     def machine(self) -> str:
         """What it ran on, in one line."""
         get = self.provenance.get
@@ -161,6 +174,7 @@ class Captured:
             f"preset {self.preset}" if self.preset else "",
             f"batch {self.batch_size}" if self.batch_size else "",
             f"{len(self.kept_steps)} of {self.traced_steps} traced steps kept",
+            f"only {self.selection}" if self.selection else "",
         )
         return ", ".join(p for p in parts if p)
 
@@ -184,15 +198,15 @@ def kept(steps: Sequence[int]) -> tuple[int, ...]:
     return tuple(steps[1:-1] if len(steps) >= 5 else steps)
 
 
-def measure(trace: Trace, file: str = "") -> Captured:
-    """The figures of one trace.
+def measure(trace: Trace, file: str = "", drops_ends: bool = True) -> Captured:
+    """The figures of one trace; of all its steps where it `drops_ends` not.
 
     Raises:
         TraceError: the trace has no times.
     """
     if not trace.has_times or not trace.traced_steps:
         raise TraceError(f"{file or 'the trace'} has no times; a report needs traces of steps that ran")
-    steps = kept(trace.traced_steps)
+    steps = kept(trace.traced_steps) if drops_ends else tuple(trace.traced_steps)
     usual = [s for s in steps if int(trace.steps.structure[s]) == trace.main_structure] or trace.steps_of(trace.main_structure)
     types = tuple(dict.fromkeys(op for op in trace.node_ops if canonical(op) not in OUTSIDE))
     number = {op: i for i, op in enumerate(types)}
@@ -238,18 +252,33 @@ def measure(trace: Trace, file: str = "") -> Captured:
 
 
 def measure_files(
-    files: Iterable[Path], load: Callable[[Path], Trace], report: Callable[[Path], None] | None = None
+    files: Iterable[Path],
+    load: Callable[[Path], Trace],
+    report: Callable[[Path], None] | None = None,
+    left_out: list[LeftOut] | None = None,
+    drops_ends: bool = True,
 ) -> tuple[Captured, ...]:
     """The figures of every file, one trace in memory at a time; equal labels are told apart by what differs.
 
+    Files without figures are put in the list `left_out`, if there is one.
+
     Raises:
-        TraceError: a trace has no times.
+        TraceError: a trace has no times, or nothing of what `load` selects, and there is no list for it; or none of them has figures.
+        TraceFileError: a file cannot be read.
     """
-    found = []
+    found: list[Captured] = []
     for file in files:
         if report is not None:
             report(file)
-        found.append(measure(load(file), str(file)))
+        try:
+            found.append(measure(load(file), str(file), drops_ends))
+        except TraceError as error:
+            if left_out is None:
+                raise
+            left_out.append(LeftOut(str(file), str(error).removeprefix(f"{file} ")))
+    if not found and left_out:
+        more = f"; the other {len(left_out) - 1} have no figures either" if len(left_out) > 1 else ""
+        raise TraceError(f"there is nothing to report: {left_out[0].file}: {left_out[0].why}{more}")
     return tuple(told_apart(found))
 
 
@@ -309,7 +338,10 @@ def _exclusions(trace: Trace, steps: Sequence[int], by_type: Float) -> Iterable[
     if others > 0:
         yield Exclusion(f"steps of {others} other structures", "left out of times by operation and of costs; in all else they count")
     invalid = sum(int(np.count_nonzero(~trace.step_times.valid[trace.step_rows(s)])) for s in steps)
-    untimed = int(np.count_nonzero(~trace.executions.timed))
+    untimed = int(np.count_nonzero(~trace.executions.timed & trace.chosen))
+    if not trace.chosen.all():
+        yield Exclusion(f"{int(np.count_nonzero(~trace.chosen)):,} executions", f"not selected ({trace.provenance.get('selection')})")
+        invalid = 0  # those outside have no times
     if invalid or untimed:
         yield Exclusion(f"{max(invalid, untimed)} executions", "they have no valid time; their time is missing from every sum")
     missing = int((trace.steps.produced - trace.steps.recorded).sum())

@@ -41,7 +41,8 @@ def numbers(report: Report) -> dict[str, Numbers]:
                  e.share if e else None)
                 for c in report.traces
                 for e in (c.exclusions or (None,))
-            ],
+            ]
+            + [(None, left.file, None, None, None, None, "the whole trace", left.why, None) for left in report.left_out],
         ),
         "published": _table(
             ("claim", "place", "published", "criterion", "measured", "finding", "note", "traces", "machines"),

@@ -12,7 +12,7 @@ from html import escape
 from typing import Any
 
 from fathom_trace.report.analyses import Report
-from fathom_trace.report.captured import Captured
+from fathom_trace.report.captured import Captured, LeftOut
 from fathom_trace.report.numbers import Numbers, Value
 from fathom_trace.report.published import AGREES, DISAGREES, counts
 from fathom_trace.report.vega import NARROW, WIDE, Figure, style
@@ -100,7 +100,7 @@ def page(report: Report, tables: dict[str, Numbers], figures: Sequence[Figure], 
         f"<nav>{links}</nav></header><main>",
         _published(report),
         *(_section(name, title, report, tables, figures) for name, title in SECTIONS),
-        _traces(report.traces, report.profiled),
+        _traces(report.traces, report.profiled, report.left_out),
         "</main>",
     ]
     return (
@@ -177,8 +177,9 @@ def _cell(value: Value) -> str:
     return f'<td class="number">{value if isinstance(value, int) else format(value, ".4g")}</td>'
 
 
-def _traces(traces: Sequence[Captured], profiled: Sequence[Captured]) -> str:
+def _traces(traces: Sequence[Captured], profiled: Sequence[Captured], files_left_out: Sequence[LeftOut]) -> str:
     parts = ['<section id="traces"><h2>The traces</h2><p>How each came about, and what of it is in no figure.</p>']
+    parts += [f'<p class="out">{escape(left.file)} is in no figure: {escape(left.why)}.</p>' for left in files_left_out]
     for c in traces:
         left_out = [
             f"{e.what}: {e.why}" + ("" if e.share is None else f" ({format_share(e.share)} of the op time)") for e in c.exclusions
