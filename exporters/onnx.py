@@ -26,7 +26,6 @@ from math import inf, prod
 from pathlib import Path
 from typing import Any
 
-import yaml
 from google.protobuf.message import DecodeError
 
 from fathom_trace import wire
@@ -60,6 +59,7 @@ from fathom_trace.loops.nests import FILTER_GRAD, FORWARD, INPUT_GRAD
 from fathom_trace.options import option
 from fathom_trace.trace import Trace
 from fathom_trace.units import format_bytes, format_count, format_ns
+from fathom_trace.untrusted import brief, read_yaml
 
 TARGET = Target(
     name="ONNX",
@@ -832,12 +832,12 @@ def _stream_group(group: Path, report: Path) -> tuple[list[str], float]:
         cycles = _yaml(file)["totals"]["total_latency_cycles"]
         file = group / "mapping.yaml"
         names = [layer["name"] for layer in _yaml(file)["layers"]]
-    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ExportError(f"{file} is no result of Stream ({one_line(error)}); evaluate the models again") from None
     if type(cycles) not in (int, float) or not 0 <= cycles < inf or not names or not all(isinstance(name, str) for name in names):
-        raise ExportError(f"{report} and {file} say {cycles} cycles for layers {names}; evaluate the models again")
+        raise ExportError(f"{report} and {file} say {brief(cycles)} cycles for layers {brief(names)}; evaluate the models again")
     return names, float(cycles)
 
 
 def _yaml(path: Path) -> Any:
-    return yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 (safe loaders)
+    return read_yaml(path.read_bytes().decode("utf-8"))

@@ -571,7 +571,7 @@ def _read_cycles(path: Path, column: str) -> list[int]:
         if cells[0] != str(len(cycles)):
             raise ExportError(f"{path}: line {number} is of layer '{cells[0]}' where layer {len(cycles)} belongs")
         text = cells[REPORT_COLUMNS.index(column)].removesuffix(".0")
-        if not re.fullmatch(r"[0-9]+", text, re.ASCII):
+        if not re.fullmatch(r"[0-9]{1,18}", text, re.ASCII):
             raise ExportError(f"{path}: line {number}: '{text}' is no number of cycles")
         cycles.append(int(text))
     if lines[-1]:

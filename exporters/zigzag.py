@@ -17,7 +17,6 @@ The size of a partially relevant dimension is what the windows read of the image
 
 from __future__ import annotations
 
-import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,8 +25,6 @@ from itertools import zip_longest
 from math import factorial, gcd, inf, prod
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from fathom_trace.builder import ITEM_BYTES
 from fathom_trace.errors import ExportError, OptionError, TraceError, one_line
@@ -58,6 +55,7 @@ from fathom_trace.loops.nests import FILTER_GRAD, FORWARD, INPUT_GRAD
 from fathom_trace.options import option
 from fathom_trace.trace import Trace
 from fathom_trace.units import format_count, format_ns
+from fathom_trace.untrusted import brief, read_json, read_yaml
 
 RUN = (
     "python -c \"import pathlib, zigzag.api as z; inputs = pathlib.Path(z.__file__).parent / 'inputs';"
@@ -438,8 +436,8 @@ def _parse(path: Path, problems: list[str]) -> list[Parsed]:
     """The layers of a file; what ZigZag refuses or would take for something else becomes a problem."""
     try:
         text = path.read_bytes().decode("ascii")
-        content = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 (both are safe loaders)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        content = read_yaml(text)
+    except (OSError, ValueError) as error:
         problems.append(f"{path.name} cannot be read ({one_line(error)})")
         return []
     if not isinstance(content, list) or not text.endswith(f"# {len(content)} layers\n"):
@@ -505,7 +503,7 @@ def _parse_layer(layer: Any) -> Parsed:
 def _numbers(values: Iterable[Any], least: int) -> list[int]:
     result = list(values)
     if any(type(v) is not int or v < least for v in result):
-        raise ValueError(f"{result} are not whole numbers from {least}")
+        raise ValueError(f"{brief(result)} are not whole numbers from {least}")
     return result
 
 
@@ -583,7 +581,7 @@ def read_results(path: Path, layer_map: list[ExportedLayer], cycle_ns: float) ->
     for layer in layer_map:
         file = path / f"{layer.name}{RESULT_SUFFIX}"
         try:
-            content = json.loads(file.read_text(encoding="utf-8"))
+            content = read_json(file.read_bytes())
             latency = [content["outputs"]["latency"][part] for part in LATENCY]
             found = content["inputs"]["layer"]
             same = {key: found[key] for key in ("name", "equation", "loop_dimensions", "equation_relations", "operand_precision")}
@@ -592,12 +590,12 @@ def read_results(path: Path, layer_map: list[ExportedLayer], cycle_ns: float) ->
         except (ValueError, KeyError, TypeError) as error:
             raise ExportError(f"{file} is no result of ZigZag ({one_line(error)}); map the export again") from None
         if any(type(value) not in (int, float) or not 0 <= value < inf for value in latency):
-            raise ExportError(f"{file} has a latency of {latency} cycles; map the export again")
+            raise ExportError(f"{file} has a latency of {brief(latency)} cycles; map the export again")
         expected = _as_reported(layer)
         other = [key for key, value in expected.items() if same[key] != value]
         if other:
             raise ExportError(
-                f"{file} is of another export: its {other[0]} is {same[other[0]]}, layer {layer.name} has {expected[other[0]]}"
+                f"{file} is of another export: its {other[0]} is {brief(same[other[0]])}, layer {layer.name} has {expected[other[0]]}"
             )
         each = sum(latency) * layer.count * cycle_ns / len(layer.executions)
         durations.update(dict.fromkeys(layer.executions, each))

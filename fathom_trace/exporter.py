@@ -25,9 +25,12 @@ from typing import Any
 
 from fathom_trace.errors import ExportError, one_line, printable
 from fathom_trace.placing import restore
+from fathom_trace.untrusted import brief, is_inside, read_json
 
 REQUIRED = ("TARGET", "Options", "write", "check")
 REPORT_NAME = "export.json"
+MOST_PROBLEMS = 200
+"""That a check lists one by one."""
 
 TARGET_RAN = "target ran"
 TARGET_PARSED = "target parsed"
@@ -161,7 +164,9 @@ class CheckReport:
     """Each a printable line, whatever of the files it quotes."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "problems", tuple(map(printable, self.problems)))
+        shown = [printable(text) for text in self.problems[:MOST_PROBLEMS]]
+        more = [f"and {len(self.problems) - MOST_PROBLEMS} more"] if len(self.problems) > MOST_PROBLEMS else []
+        object.__setattr__(self, "problems", (*shown, *more))
 
     @property
     def ok(self) -> bool:
@@ -183,17 +188,41 @@ def read_report(folder: Path) -> Mapping[str, Any]:
     """
     path = folder / REPORT_NAME
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        missing = {"exporter", "layers", "skipped"} - set(content)
-        if missing or not isinstance(content, dict):
-            raise ValueError(f"it lacks {', '.join(sorted(missing))}")
+        content = read_json(path.read_bytes().decode("utf-8"), with_nan=False)
+        _check_report(content)
     except (FileNotFoundError, NotADirectoryError):
         if restore(folder.resolve()):
             return read_report(folder)
         raise ExportError(f"{path} does not exist; give the folder that `fathom-trace export` wrote") from None
     except (OSError, ValueError, TypeError) as error:
         raise ExportError(f"{path} is not an export report ({one_line(error)}); export again") from None
-    return content
+    return dict(content)
+
+
+def _check_report(content: Any) -> None:
+    """What every exporter's report has.
+
+    Raises:
+        ValueError: it lacks a part, a part is of another type, or a file's name leads elsewhere.
+    """
+    if not isinstance(content, dict):
+        raise ValueError("it is no object")
+    missing = {"exporter", "layers", "skipped"} - set(content)
+    if missing:
+        raise ValueError(f"it lacks {', '.join(sorted(missing))}")
+    for name, kind in (
+        ("exporter", str),
+        ("layers", list),
+        ("skipped", list),
+        ("files", list),
+        ("settings", dict),
+        ("provenance", dict),
+    ):
+        if not isinstance(content.get(name, kind()), kind):
+            raise ValueError(f"{name} is of another type")
+    outside = [name for name in content.get("files", ()) if not isinstance(name, str) or not is_inside(name)]
+    if outside:
+        raise ValueError(f"'{brief(outside[0])}' is no name of a file in its folder")
 
 
 def read_layer_map(folder: Path) -> list[ExportedLayer]:
@@ -205,7 +234,7 @@ def read_layer_map(folder: Path) -> list[ExportedLayer]:
     rows: Sequence[Mapping[str, Any]] = read_report(folder)["layers"]
     try:
         return [_checked(ExportedLayer(**{**row, "executions": tuple(row["executions"])})) for row in rows]
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise ExportError(f"{folder / REPORT_NAME} is not an export report ({one_line(error)}); export again") from None
 
 
@@ -218,9 +247,13 @@ def _checked(layer: ExportedLayer) -> ExportedLayer:
     texts = layer.name, layer.place, layer.how, layer.note
     whole = layer.macs, layer.count, *layer.executions
     if any(type(text) is not str for text in texts) or any(type(number) is not int for number in whole):
-        raise TypeError(f"layer {layer.name!r} has fields of the wrong type")
+        raise TypeError(f"layer '{brief(layer.name)}' has fields of the wrong type")
     if type(layer.time_ns) not in (int, float) or type(layer.macs_known) is not bool or not isinstance(layer.facts, dict):
-        raise TypeError(f"layer {layer.name!r} has fields of the wrong type")
+        raise TypeError(f"layer '{brief(layer.name)}' has fields of the wrong type")
+    if not layer.executions or layer.count < 1 or min(layer.executions) < 0:
+        raise TypeError(f"layer '{brief(layer.name)}' has no executions, or stands for none")
+    if not is_inside(layer.place.partition(":")[0]):
+        raise TypeError(f"layer '{brief(layer.name)}' is in '{brief(layer.place)}', which is no file of the export")
     return layer
 
 

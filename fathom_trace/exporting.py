@@ -4,19 +4,22 @@ them in place together with `export.json`; checks it again at any time; reads a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from fathom_trace.destination import check_folder, replacing_folder
-from fathom_trace.errors import ExportError
+from fathom_trace.errors import ExportError, FathomError, one_line
 from fathom_trace.exporter import REPORT_NAME, CheckReport, ExportReport, read_layer_map, read_report, write_report
 from fathom_trace.exporters import REGISTRY
 from fathom_trace.options import apply_settings
 from fathom_trace.selecting import Choice, Part, part_of
 from fathom_trace.trace import Trace
+from fathom_trace.untrusted import brief
 
 
 def export(
@@ -98,8 +101,10 @@ def check(folder: Path) -> tuple[str, CheckReport]:
         ExportError: `folder` holds no export.
         UnknownNameError: this release has no such exporter.
     """
-    name = REGISTRY.resolve(str(read_report(folder)["exporter"]))
-    found: CheckReport = REGISTRY.load(name).check(folder)
+    name = REGISTRY.resolve(read_report(folder)["exporter"])
+    module = REGISTRY.load(name)
+    with _of_another_kind(f"{folder} does not hold what {name} writes", "export again"):
+        found: CheckReport = module.check(folder)
     return name, found
 
 
@@ -109,9 +114,34 @@ def read_results(folder: Path, results: Path, clock_hz: float) -> dict[int, floa
     Raises:
         ExportError: `folder` holds no export, its target gives no answers, or `results` is not one.
     """
-    name = REGISTRY.resolve(str(read_report(folder)["exporter"]))
+    name = REGISTRY.resolve(read_report(folder)["exporter"])
     module = REGISTRY.load(name)
     if not hasattr(module, "read_results"):
         raise ExportError(f"{folder} is an export of {name}, which reads no results back; see `fathom-trace exporters`")
-    durations: dict[int, float] = module.read_results(results, read_layer_map(folder), 1e9 / clock_hz)
+    with _of_another_kind(f"{results} is no answer of {module.TARGET.name} to {folder}", "export and simulate again"):
+        durations: dict[int, float] = module.read_results(results, read_layer_map(folder), 1e9 / clock_hz)
+    wrong = [execution for execution, time_ns in durations.items() if not 0 <= time_ns < math.inf]
+    if wrong:
+        raise ExportError(
+            f"{results} gives execution {wrong[0]} the time {brief(durations[wrong[0]])} ns, which is none; simulate again"
+        )
     return durations
+
+
+@contextmanager
+def _of_another_kind(what: str, advice: str) -> Iterator[None]:
+    """A folder that others may have changed holds values of any type and size, and a parser that stumbles over one is not at fault.
+
+    Raises:
+        ExportError: it did.
+    """
+    try:
+        yield
+    except FathomError:
+        raise
+    except (NameError, ImportError, AssertionError):
+        raise
+    except MemoryError:
+        raise ExportError(f"{what}: it needs more memory than there is; {advice}") from None
+    except Exception as error:
+        raise ExportError(f"{what}: a value is of another kind ({type(error).__name__}: {one_line(error)}); {advice}") from error

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "fathom_trace"
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "units", "tables", "generated"),
+    ("errors", "units", "tables", "untrusted", "generated"),
     ("trace", "effects", "builder", "losses", "checks", "options"),
     ("registry",),
     (

@@ -43,6 +43,7 @@ SYNTHETIC_WIDTH = 6
 """Words of the longest synthetic sentence: `john went back to the garden`."""
 
 _QUESTIONS_A_STORY, _SENTENCES_A_QUESTION = 5, 2
+_NUMBER = re.compile(r"[0-9]{1,9}")
 _TOKEN = re.compile(r"\w+|[^\w\s]")
 
 Sentence = tuple[str, ...]
@@ -120,7 +121,7 @@ def read_questions(path: Path) -> list[Question]:
     for row, line in enumerate(lines, start=1):
         origin = f"{path}: line {row}"
         number, _, text = line.partition(" ")
-        if not number.isdecimal() or int(number) not in (1, expected):
+        if not _NUMBER.fullmatch(number) or int(number) not in (1, expected):
             begin = "1" if expected == 1 else f"{expected}, or 1 for a new story"
             raise DataError(f"{origin}: expected a line that begins with the number {begin}, found '{line[:40]}'")
         if int(number) == 1:

@@ -16,6 +16,7 @@ import struct
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,7 @@ FORMAT = (
     " labels-idx1-ubyte may lie beside them; Fashion-MNIST has the same format"
 )
 ROWS = COLUMNS = 28
+_PIECE_BYTES = 1 << 20
 PIXELS = ROWS * COLUMNS
 TRAINING_IMAGES = 60_000
 IMAGE_MAGIC, LABEL_MAGIC = 2051, 2049
@@ -91,8 +93,18 @@ def read_labels(path: Path) -> NDArray[np.uint8]:
 
 
 def _read(path: Path, magic: int) -> NDArray[np.uint8]:
-    data = _bytes(path)
+    """The items of a file. Of a gzipped one no more is unpacked than its header promises, and one byte, which tells that there is more."""
     header = 4 + 4 * _DIMENSIONS[magic]
+    try:
+        with path.open("rb") as file:
+            return _items(path, magic, header, gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file)
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or one_line(error)
+        raise DataError(f"{path}: cannot be read: {reason}") from None
+
+
+def _items(path: Path, magic: int, header: int, file: IO[bytes] | gzip.GzipFile) -> NDArray[np.uint8]:
+    data = file.read(header)
     if len(data) < header:
         raise DataError(f"{path}: expected a header of {header} bytes, but the file has {len(data)}")
     found, *shape = struct.unpack_from(f">{1 + _DIMENSIONS[magic]}I", data)
@@ -100,19 +112,19 @@ def _read(path: Path, magic: int) -> NDArray[np.uint8]:
         hint = f" (that of {_ITEM[found]})" if found in _ITEM else ""
         raise DataError(f"{path}: expected the magic number {magic} of idx {_ITEM[magic]}, found {found}{hint}")
     expected = math.prod(shape)
-    if len(data) - header != expected:
+    content = b"".join(_pieces(file, expected + 1))
+    if len(content) != expected:
         sizes = " x ".join(map(str, shape))
-        raise DataError(f"{path}: its header promises {sizes} = {expected} bytes of {_ITEM[magic]}, found {len(data) - header}")
-    return np.frombuffer(data, np.uint8, offset=header).reshape(shape)
+        more = " or more" if len(content) > expected else ""
+        raise DataError(f"{path}: its header promises {sizes} = {expected} bytes of {_ITEM[magic]}, found {len(content)}{more}")
+    return np.frombuffer(content, np.uint8).reshape(shape)
 
 
-def _bytes(path: Path) -> bytes:
-    try:
-        data = path.read_bytes()
-        return gzip.decompress(data) if path.suffix == ".gz" else data
-    except (OSError, EOFError, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or one_line(error)
-        raise DataError(f"{path}: cannot be read: {reason}") from None
+def _pieces(file: IO[bytes] | gzip.GzipFile, most: int) -> Iterator[bytes]:
+    """At most so many bytes, piece by piece: a promise alone takes no memory."""
+    while most > 0 and (piece := file.read(min(most, _PIECE_BYTES))):
+        yield piece
+        most -= len(piece)
 
 
 def _beside(folder: Path, name: str) -> Path | None:

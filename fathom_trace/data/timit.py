@@ -52,6 +52,7 @@ _LEAST_POWER, _LEAST_DEVIATION = 1e-10, 1e-9
 
 _PARTS = {"training": "train", "inference": "test"}
 _SPHERE = b"NIST_1A\n"
+_NUMBER = re.compile("[0-9]{1,12}")
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,10 @@ def read_sphere(path: Path) -> NDArray[np.int16]:
     if size is None or int(size[1]) > len(data):
         raise DataError(f"{path}: expected the size of the SPHERE header in its second line, and as many bytes")
     header = data[: int(size[1])]
-    fields = {name.decode(): value.decode("ascii", "replace") for name, value in re.findall(rb"(?m)^(\S+) -\S+ (.*?)\s*$", header)}
+    fields = {
+        name.decode("ascii", "replace"): value.decode("ascii", "replace")
+        for name, value in re.findall(rb"(?m)^(\S+) -\S+ (.*?)\s*$", header)
+    }
     expected = {"sample_rate": "16000", "channel_count": "1", "sample_n_bytes": "2", "sample_coding": "pcm"}
     for name, value in expected.items():
         found = fields.get(name, "pcm" if name == "sample_coding" else "nothing")
@@ -125,7 +129,7 @@ def read_sphere(path: Path) -> NDArray[np.int16]:
         raise DataError(f"{path}: expected sample_byte_format 01 or 10, found {fields.get('sample_byte_format', 'nothing')}")
     body = data[len(header) :]
     count = fields.get("sample_count", "")
-    if not count.isdigit() or int(count) * 2 > len(body):
+    if not _NUMBER.fullmatch(count) or int(count) * 2 > len(body):
         raise DataError(f"{path}: the header promises {count or 'no number of'} samples, found {len(body) // 2}")
     return np.frombuffer(body, order, int(count)).astype(np.int16)
 
@@ -145,7 +149,7 @@ def read_phonemes(path: Path) -> NDArray[np.int32]:
         parts = line.split()
         if not parts:
             continue
-        if len(parts) != 3 or not (parts[0].isdigit() and parts[1].isdigit()) or int(parts[0]) > int(parts[1]):
+        if len(parts) != 3 or not all(map(_NUMBER.fullmatch, parts[:2])) or int(parts[0]) > int(parts[1]):
             raise DataError(f"{path}: line {number}: expected first sample, last sample, phoneme, found '{line}'")
         if parts[2] not in PHONEMES:
             raise DataError(f"{path}: line {number}: expected one of TIMIT's 61 phonemes, found '{parts[2]}'")

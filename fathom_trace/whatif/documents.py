@@ -27,8 +27,8 @@ def read_document(path: Path) -> Document:
     try:
         with path.open("rb") as file:
             raw = file.read(MOST_BYTES + 1)
-    except OSError as error:
-        raise ScenarioError(f"{path} cannot be read ({error.strerror or error}); give a YAML file") from None
+    except (OSError, ValueError) as error:  # of a name with a zero byte, or that the system cannot spell
+        raise ScenarioError(f"{path} cannot be read ({getattr(error, 'strerror', None) or error}); give a YAML file") from None
     if len(raw) > MOST_BYTES:
         raise ScenarioError(f"{path} is larger than {MOST_BYTES:,} bytes; split it")
     try:

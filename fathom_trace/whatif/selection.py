@@ -102,12 +102,22 @@ def executed(trace: Trace, structure: int, labels: NodeLabels | None = None) -> 
     return Executed(rows.start, nodes, TraceLabels(trace) if labels is None else labels, trace, structure)
 
 
+MOST_CHARACTERS = 2_000
+"""Of a pattern: to match one takes time that grows faster than its length."""
+
+
 @dataclass(frozen=True)
 class Selection:
     """Executions by one label: `by` is a key of `NOUNS`, `pattern` a name or a glob."""
 
     by: str
     pattern: str
+
+    def __post_init__(self) -> None:
+        if len(self.pattern) > MOST_CHARACTERS:
+            raise ScenarioError(
+                f"'{self.by}:{self.pattern}' has more than {MOST_CHARACTERS} characters; give a name or a shorter pattern"
+            )
 
     def __str__(self) -> str:
         return self.pattern if self.by == "op" else f"{self.by}:{self.pattern}"
