@@ -55,4 +55,9 @@ def _taken(handle: int) -> bool:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError as error:
+        raise CaptureError(
+            f"the folder for temporary files refuses locks ({error.strerror}), by which captures keep out of each other's way; "
+            "set TMPDIR to one on a disk of this machine"
+        ) from None
     return True

@@ -75,8 +75,6 @@ def run(argv: Sequence[str]) -> int:
         from fathom_trace.ending import INTERRUPTED, ended
 
         return _fail(ended("interrupted"), INTERRUPTED)
-    except MemoryError:
-        return _fail("out of memory; take a smaller --batch-size or --preset, fewer --steps, or a machine with more")
     except Exception as error:
         message = _user_message(error)
         if message is None:
@@ -120,12 +118,23 @@ def _user_message(error: Exception) -> str | None:
 
     if isinstance(error, FathomError):
         return one_line(error)
+    if _lacks_memory(error):
+        return "out of memory; take a smaller --batch-size or --preset, fewer --steps, or a machine with more"
     not_bugs = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG}
+    not_bugs |= {errno.EIO, errno.EFBIG, errno.ESTALE, errno.ETIMEDOUT, errno.EMFILE, errno.ENFILE}
     if isinstance(error, OSError) and error.errno in not_bugs:
         if error.filename is None:
             _discard_stdout()
         return one_line(f"cannot write {error.filename or 'the output'}: {error.strerror}; choose another place or make room")
     return None
+
+
+def _lacks_memory(error: Exception) -> bool:
+    """True for what is raised when memory is out: also by the dynamic linker, while a library is loaded, and by protobuf."""
+    import errno
+
+    words = ("failed to map segment from shared object", "cannot allocate memory", "Arena alloc failed")
+    return isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM or any(w in str(error) for w in words)
 
 
 def _fail(message: str, status: int = 1) -> int:

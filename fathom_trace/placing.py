@@ -38,6 +38,7 @@ PARTIAL, OLD = ".partial", ".old"
 _NOREPLACE, _EXCHANGE = 1, 2
 _HERE = -100  # AT_FDCWD
 _TRIES = 100
+_NO_SUCH_CALL = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
 _IN_USE = {errno.ENOTEMPTY, errno.EEXIST}
 
 _begun: deque[tuple[Path, Path, tuple[int, int]]] = deque(maxlen=16)
@@ -168,6 +169,19 @@ def hold(handle: int, path: Path) -> bool:
     return _is(handle, path)
 
 
+def flush(handle: int) -> None:
+    """Put what was written to an open file on the disk, if its file system knows how.
+
+    Raises:
+        OSError: the disk refuses; what was written may not be there.
+    """
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in _NO_SUCH_CALL:
+            raise
+
+
 def flush_folder(folder: Path) -> None:
     """Put the names in a folder on the disk, where the system can; the content is there already."""
     if not fcntl:
@@ -287,7 +301,7 @@ def _is(handle: int, path: Path) -> bool:
 def _flush(path: Path, flags: int) -> None:
     handle = os.open(path, flags)
     try:
-        os.fsync(handle)
+        flush(handle)
     finally:
         os.close(handle)
 

@@ -84,6 +84,7 @@ def test_a_wrong_command_is_a_usage_error_with_the_nearest(words: list[str], mes
         (["capture"], "the following arguments are required: WORKLOAD"),
         (["capture", "vgg", "--batch-size", "0"], "argument --batch-size: 0 is too small; it must be at least 1"),
         (["capture", "vgg", "--steps", "few"], "argument --steps: 'few' is not a whole number"),
+        (["capture", "vgg", "--steps", "9" * 20], f"argument --steps: {'9' * 20} is too large; it must be at most 2147483647"),
         (["capture", "vgg", "--max-events", "0"], "argument --max-events: 0 is too small; it must be at least 1"),
         (["ops", "a.h5", "--min-coverage", "101"], "argument --min-coverage: '101' is not a percentage from 0 to 100"),
         (["capture", "vgg", "--pre", "tiny"], "no option is called '--pre'; did you mean '--preset'?"),
@@ -99,12 +100,22 @@ def test_wrong_arguments_are_a_usage_error_on_one_line(words: list[str], message
 # --- errors -------------------------------------------------------------------------------------------------------------------
 
 
+OUT_OF_MEMORY = "out of memory; take a smaller --batch-size or --preset, fewer --steps, or a machine with more"
+
+
 @pytest.mark.parametrize(
     ("error", "status", "message"),
     [
         (FathomError("two\nlines"), 1, "two lines"),
         (KeyboardInterrupt(), 130, "interrupted; nothing was written under the final name"),
-        (MemoryError(), 1, "out of memory; take a smaller --batch-size or --preset, fewer --steps, or a machine with more"),
+        (MemoryError(), 1, OUT_OF_MEMORY),
+        (OSError(12, "Cannot allocate memory"), 1, OUT_OF_MEMORY),
+        (ImportError("libhdf5.so: failed to map segment from shared object"), 1, OUT_OF_MEMORY),
+        (
+            OSError(5, "Input/output error", "/x/y.h5"),
+            1,
+            "cannot write /x/y.h5: Input/output error; choose another place or make room",
+        ),
         (
             PermissionError(13, "Permission denied", "/x/y.h5"),
             1,

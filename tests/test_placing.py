@@ -16,9 +16,10 @@ import pytest
 import small
 
 from fathom_trace import placing
+from fathom_trace.alone import only_one
 from fathom_trace.cli import run
 from fathom_trace.destination import check_folder, replacing_folder
-from fathom_trace.errors import ExportError, TraceFileError
+from fathom_trace.errors import CaptureError, ExportError, TraceFileError
 from fathom_trace.exporters import REGISTRY
 from fathom_trace.exporting import check, export
 from fathom_trace.store import load, save
@@ -295,6 +296,20 @@ def test_a_disk_that_fails_at_the_last_keeps_the_old(tmp_path: Path, monkeypatch
         write_folder(tmp_path / "d", "new")
     assert ((tmp_path / "f").read_text(), (tmp_path / "d" / "a").read_text()) == ("old", "old")
     assert names(tmp_path) == ["d", "f"]
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOSYS])
+def test_a_file_system_that_flushes_nothing_is_written_to(code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", refuse(code))
+    write_file(tmp_path / "f", "new")
+    write_folder(tmp_path / "d", "new")
+    assert names(tmp_path) == ["d", "f"]
+
+
+def test_a_machine_without_locks_cannot_keep_captures_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fcntl, "flock", refuse(errno.ENOLCK))
+    with pytest.raises(CaptureError, match=r"refuses locks \(No locks available\), .* set TMPDIR"), only_one(tmp_path):
+        pass
 
 
 def test_an_exporter_that_looks_for_a_file_it_did_not_write_is_a_bug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from fathom_trace.errors import TraceFileError
-from fathom_trace.placing import PARTIAL, begin, clear_files, flush_folder, hold, place_file
+from fathom_trace.placing import PARTIAL, begin, clear_files, flush, flush_folder, hold, place_file
 
 _numbers = itertools.count()
 
@@ -51,7 +51,7 @@ def replacing(path: Path, force: bool) -> Iterator[BinaryIO]:
         with os.fdopen(os.dup(lock), "wb") as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            flush(file.fileno())
         begin(path, target, os.fstat(lock))
         place_file(partial, target, force)
         partial = None
