@@ -133,6 +133,12 @@ def test_an_error_that_is_no_bug_is_one_line(
     assert err == f"fathom-trace: {message}\n"
 
 
+@pytest.mark.parametrize(("option", "most"), [("steps", 1_000_000), ("warmup", 1_000_000), ("threads", 4096)])
+def test_what_would_run_until_the_machine_is_full_is_refused(option: str, most: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["capture", "vgg", f"--{option}", str(most + 1)]) == 1
+    assert capsys.readouterr().err == f"fathom-trace: {option} is {most + 1}; it must be at most {most}\n"
+
+
 @pytest.mark.parametrize("error", [KeyError("x"), FileNotFoundError(2, "No such file", "internal"), AssertionError()])
 def test_a_bug_keeps_its_traceback(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(some_command, "run", raising(error))
