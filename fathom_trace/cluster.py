@@ -74,28 +74,38 @@ def connected(cluster: Cluster) -> Iterator[DaskPool]:
         from distributed import Client
     except ImportError:
         raise ClusterError("--scheduler needs distributed; install it with: pip install 'fathom-trace[cluster]'") from None
-    logger = logging.getLogger("distributed")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL + 1)  # what goes wrong is told in one line
     client = pool = None
-    try:
+    with _quiet():
         try:
-            client = Client(cluster.address, timeout=CONNECT_S, set_as_default=False, name="fathom-trace")
-        except (OSError, ValueError, TypeError) as error:
-            raise ClusterError(
-                f"no Dask scheduler answers at {cluster.address} ({one_line(error)}); start one with `dask scheduler`, and give its address"
-            ) from None
-        pool = DaskPool(client, cluster)
-        pool.await_workers()
-        yield pool
-    finally:
-        try:
+            try:
+                client = Client(cluster.address, timeout=CONNECT_S, set_as_default=False, name="fathom-trace")
+            except (OSError, ValueError, TypeError) as error:
+                raise ClusterError(
+                    f"no Dask scheduler answers at {cluster.address} ({one_line(error)}); "
+                    "start one with `dask scheduler`, and give its address"
+                ) from None
+            pool = DaskPool(client, cluster)
+            pool.await_workers()
+            yield pool
+        finally:
             if pool is not None:
                 pool.stop()
             if client is not None:
                 client.close(timeout=STOP_S)
-        finally:
-            logger.setLevel(level)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Inside, Dask's loggers say nothing: what goes wrong is told in one line."""
+    names = ["distributed", *(name for name in logging.root.manager.loggerDict if name.startswith("distributed."))]
+    levels = {name: logging.getLogger(name).level for name in names}
+    for name in names:
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
 
 
 class DaskPool:
