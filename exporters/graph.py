@@ -16,9 +16,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
-from xml.etree import ElementTree
-from xml.sax.saxutils import escape
+from typing import Any, TextIO
+from xml.sax.saxutils import escape, unescape
 
 import numpy as np
 from numpy.typing import NDArray
@@ -336,10 +335,6 @@ def _quoted(text: str) -> str:
 
 # --- checking ---------------------------------------------------------------------------------------------------------------------
 
-_TEXT = r'"(?:[^"\\]|\\.)*"'
-_LIST = rf"\[((?:[a-z_]+=(?:{_TEXT}|[0-9]+),?)+)\]"
-_LINE = re.compile(rf"([0-9]+)(?: -> ([0-9]+))? {_LIST};\n")
-_PAIR = re.compile(rf"([a-z_]+)=(?:({_TEXT})|([0-9]+)),?")
 ABSENT = -1
 
 
@@ -353,27 +348,22 @@ class _Read:
         self.producers, self.consumers = array("q"), array("q")
         self.edges = {key: array("q") for key in ("kind", "size_bytes")}
 
-    def node(self, number: int, told: Mapping[str, str | int]) -> None:
+    def word(self, text: str) -> int:
+        """The number of a text."""
+        return self.words.setdefault(text, len(self.words))
+
+    def node(self, number: int, told: Mapping[str, int]) -> None:
         """One more node."""
         self.ids.append(number)
-        self._add(self.nodes, told)
+        for key, column in self.nodes.items():
+            column.append(told.get(key, ABSENT))
 
-    def edge(self, producer: int, consumer: int, told: Mapping[str, str | int]) -> None:
+    def edge(self, producer: int, consumer: int, told: Mapping[str, int]) -> None:
         """One more edge."""
         self.producers.append(producer)
         self.consumers.append(consumer)
-        self._add(self.edges, told)
-
-    def _add(self, columns: Mapping[str, array[int]], told: Mapping[str, str | int]) -> None:
-        for key, column in columns.items():
-            value = told.get(key, ABSENT)
-            if isinstance(value, str):
-                if key in NUMBERS or key == "size_bytes":
-                    raise ValueError(f"{key} is '{value}', not an integer")
-                value = self.words.setdefault(value, len(self.words))
-            column.append(value)
-        if not told.keys() <= columns.keys():
-            raise ValueError(f"attribute {', '.join(sorted(told.keys() - columns.keys()))} is never written")
+        for key, column in self.edges.items():
+            column.append(told.get(key, ABSENT))
 
     def finish(self) -> None:
         """Sort nodes and edges; raises `ValueError` where one is there twice."""
@@ -398,7 +388,7 @@ class _Read:
 
 
 def check(folder: Path) -> CheckReport:
-    """Parse the files strictly, an element or a line at a time, and compare them with each other and with `export.json`.
+    """Parse the files strictly, a line at a time, and compare them with each other and with `export.json`.
 
     In each: every edge between nodes that are there, no cycle, attributes of the right types. Against the trace: nodes, edges into each,
     exact time of each node of the executed graph, all edges.
@@ -418,9 +408,10 @@ def check(folder: Path) -> CheckReport:
     for name in files:
         read = _Read(words)
         try:
-            (_parse_graphml if name.endswith(GRAPHML) else _parse_dot)(folder / name, read)
+            with (folder / name).open(encoding="utf-8", newline="\n") as file:
+                (_parse_graphml if name.endswith(GRAPHML) else _parse_dot)(file, read)
             read.finish()
-        except (OSError, ValueError, SyntaxError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        except (OSError, ValueError, KeyError, OverflowError) as error:
             problems.append(f"{name} cannot be read ({type(error).__name__}: {' '.join(str(error).split())[:120]})")
             continue
         found[name] = read
@@ -435,74 +426,145 @@ def check(folder: Path) -> CheckReport:
     return CheckReport(tuple(found), facts, tuple(problems))
 
 
-def _parse_graphml(path: Path, read: _Read) -> None:
-    keys: dict[str, tuple[str, str, str]] = {}
-    graph: Any = None
-    with path.open("rb") as file:
-        if file.read(len(BEGIN)) != BEGIN.encode():
-            raise ValueError("it does not begin as GraphML")
-    for event, element in ElementTree.iterparse(path, ("start", "end")):  # noqa: S314
-        tag = element.tag.removeprefix(f"{{{NAMESPACE}}}")
-        if event == "start":
-            if tag == "graph":
-                if graph is not None or element.get("edgedefault") != "directed":
-                    raise ValueError("it is no simple directed graph")
-                graph = element
-        elif tag == "key":
-            keys[element.attrib["id"]] = element.attrib["for"], element.attrib["attr.name"], element.attrib["attr.type"]
-        elif tag == "node":
-            read.node(int(element.attrib["id"]), _attributes(tag, element, keys))
-            graph.remove(element)
-        elif tag == "edge":
-            read.edge(int(element.attrib["source"]), int(element.attrib["target"]), _attributes(tag, element, keys))
-            graph.remove(element)
-        elif tag not in ("data", "graph", "graphml"):
-            raise ValueError(f"it has an element '{tag}', which is never written")
+_KEY = re.compile(r'  <key id="(d[0-9]+)" for="(graph|node|edge)" attr\.name="([a-z_]+)" attr\.type="(string|long)" />\n')
+_BEGINS = re.compile(r'    <(?:node id="([0-9]+)"|edge source="([0-9]+)" target="([0-9]+)")>\n')
+_DATA = re.compile(r'<data key="(d[0-9]+)"(?: />|>([^<>]+)</data>)\n')
 
 
-def _attributes(scope: str, element: Any, keys: Mapping[str, tuple[str, str, str]]) -> dict[str, str | int]:
-    told: dict[str, str | int] = {}
-    for data in element:
-        what, name, form = keys[data.attrib["key"]]
-        text = data.text or ""
-        if what != scope or name in told:
-            raise ValueError(f"a {scope} has an attribute of a {what}, or {name} twice")
-        told[name] = text if form == "string" else int(text)
-    return told
+def _parse_graphml(file: TextIO, read: _Read) -> None:
+    """The layout that is written, a line for each element, of which that is well-formed.
 
-
-def _parse_dot(path: Path, read: _Read) -> None:
-    with path.open(encoding="utf-8", newline="\n") as file:
-        if not re.fullmatch(rf"digraph {_TEXT} \{{\n", file.readline()) or file.readline() != 'node [shape="box"];\n':
-            raise ValueError("it does not begin and end as a digraph")
-        last = ""
-        for number, line in enumerate(file, start=3):
-            match = _LINE.fullmatch(line) if not last else None
-            if match is None:
-                if last or line != "}\n":
-                    raise ValueError(f"line {number} is neither a node nor an edge")
-                last = line
-                continue
-            told = _told(match[3])
-            if match[2]:
-                told.pop("style", None)
-                read.edge(int(match[1]), int(match[2]), told)
-                continue
-            if not told.pop("label", None):
-                raise ValueError(f"line {number}: node {match[1]} has no label")
-            for name, spelled in DOT_KEYS.items():
-                if spelled in told:
-                    told[name] = told.pop(spelled)
+    Raises:
+        KeyError, OverflowError, ValueError: it is anything else.
+    """
+    if file.readline() + file.readline() != BEGIN:
+        raise ValueError("it does not begin as GraphML")
+    keys: dict[str, tuple[str, str]] = {}
+    line = file.readline()
+    while match := _KEY.fullmatch(line):
+        of = match[2], match[3]
+        form = "string" if match[3] in (*TEXTS, ABOUT[0]) else "long"
+        if match[1] in keys or of in keys.values() or match[4] != form:
+            raise ValueError(f"attribute {match[3]} is there twice, or of another type")
+        keys[match[1]] = of
+        line = file.readline()
+    if line != '  <graph edgedefault="directed">\n':
+        raise ValueError("it is no simple directed graph")
+    elements = _Elements(keys, read)
+    line = file.readline()
+    while match := _BEGINS.fullmatch(line):
+        told, end = elements.told("node" if match[1] else "edge", file)
+        if match[1] and end == "    </node>\n":
             read.node(int(match[1]), told)
-        if not last:
-            raise ValueError("it does not begin and end as a digraph")
+        elif match[2] and end == "    </edge>\n":
+            read.edge(int(match[2]), int(match[3]), told)
+        else:
+            raise ValueError(f"node {match[1]} or edge {match[2]} -> {match[3]} has no end")
+        line = file.readline()
+    about = [line, *(file.readline() for _ in ABOUT[1:])]
+    found = [_DATA.fullmatch(each.removeprefix("    ")) for each in about]
+    if [keys[m[1]] if m else None for m in found] != [("graph", name) for name in ABOUT] or file.read(
+        32
+    ) != "  </graph>\n</graphml>\n":
+        raise ValueError("it does not end as a graph")
 
 
-def _told(text: str) -> dict[str, str | int]:
-    return {
-        key: int(number) if number else re.sub(r"\\(.)", r"\1", quoted[1:-1]) if "\\" in quoted else quoted[1:-1]
-        for key, quoted, number in _PAIR.findall(text)
-    }
+class _Elements:
+    """Reads the attributes of nodes and edges; each distinct line of text is parsed once."""
+
+    def __init__(self, keys: Mapping[str, tuple[str, str]], read: _Read) -> None:
+        self.keys, self.read = keys, read
+        self.texts: dict[str, tuple[str, str, int]] = {}
+        self.numbers = {f'      <data key="{key}"': of for key, of in keys.items() if of[1] in NUMBERS or of == ("edge", "size_bytes")}
+
+    def told(self, scope: str, file: TextIO) -> tuple[dict[str, int], str]:
+        """What is said of an element of a kind, and the line behind it."""
+        told: dict[str, int] = {}
+        numbers, texts = self.numbers, self.texts
+        while (line := file.readline()).startswith("      "):
+            head, _, rest = line.partition(">")
+            if of := numbers.get(head):
+                number = rest.removesuffix("</data>\n")
+                if not number.isdecimal() or not number.isascii():
+                    raise ValueError(f"{of[1]} is '{number}', not an integer")
+                what, name, value = *of, int(number)
+            else:
+                what, name, value = texts.get(line) or self._text(line)
+            if what != scope or name in told:
+                raise ValueError(f"a {scope} has an attribute of a {what}, or {name} twice")
+            told[name] = value
+        return told, line
+
+    def _text(self, line: str) -> tuple[str, str, int]:
+        match = _DATA.fullmatch(line.removeprefix("      "))
+        if not match or escape(text := unescape(match[2] or "")) != (match[2] or ""):
+            raise ValueError(f"'{line.strip()}' is no attribute")
+        what, name = self.keys[match[1]]
+        if name not in TEXTS and (what, name) != ("edge", "kind"):
+            raise ValueError(f"attribute {name} is never written, or is no text")
+        self.texts[line] = found = what, name, self.read.word(text)
+        return found
+
+
+_TEXT = r'"[^"\\]*(?:\\.[^"\\]*)*"'
+_NODE = re.compile(
+    rf"([0-9]+) \[label={_TEXT},(.+),iteration=({_TEXT}),outputs=({_TEXT}),start_ns=([0-9]+),duration_ns=([0-9]+)"
+    r"((?:,(?:macs|flops|bytes)=[0-9]+)*)\];\n"
+)
+_EDGE = re.compile(r'([0-9]+) -> ([0-9]+) \[kind="([a-z]+)",(?:size_bytes=([0-9]+)|style="dashed")\];\n')
+_SHARED = re.compile(",".join(f"{DOT_KEYS.get(key, key)}=({_TEXT})" for key in SHARED))
+
+
+def _parse_dot(file: TextIO, read: _Read) -> None:
+    """The layout that is written, a line for each node and edge.
+
+    Raises:
+        OverflowError, ValueError: it is anything else.
+    """
+    if not re.fullmatch(rf"digraph {_TEXT} \{{\n", file.readline()) or file.readline() != 'node [shape="box"];\n':
+        raise ValueError("it does not begin and end as a digraph")
+    shared: dict[str, dict[str, int]] = {}
+    words: dict[str, int] = {}
+    last = ""
+    for number, line in enumerate(file, start=3):
+        if last:
+            raise ValueError(f"line {number} follows the end of the digraph")
+        if match := _EDGE.fullmatch(line):
+            producer, consumer, what, size = match.groups()
+            read.edge(int(producer), int(consumer), {"kind": read.word(what), **({"size_bytes": int(size)} if size else {})})
+        elif match := _NODE.fullmatch(line):
+            node, alike, *texts, start, duration, work = match.groups()
+            if alike not in shared:
+                shared[alike] = dict(zip(SHARED, _words(alike, read, number), strict=True))
+            for text in texts:
+                if text not in words:
+                    words[text] = read.word(_unquoted(text))
+            told = shared[alike] | {"iteration": words[texts[0]], "outputs": words[texts[1]]}
+            told["start_ns"], told["duration_ns"] = int(start), int(duration)
+            for pair in work.split(",")[1:]:
+                name, _, value = pair.partition("=")
+                if name in told:
+                    raise ValueError(f"line {number} has {name} twice")
+                told[name] = int(value)
+            read.node(int(node), told)
+        elif line == "}\n":
+            last = line
+        else:
+            raise ValueError(f"line {number} is neither a node nor an edge")
+    if not last:
+        raise ValueError("it does not begin and end as a digraph")
+
+
+def _words(text: str, read: _Read, number: int) -> list[int]:
+    """The texts that the executions of a node have alike."""
+    match = _SHARED.fullmatch(text)
+    if not match:
+        raise ValueError(f"line {number} is neither a node nor an edge")
+    return [read.word(_unquoted(quoted)) for quoted in match.groups()]
+
+
+def _unquoted(text: str) -> str:
+    return re.sub(r"\\(.)", r"\1", text[1:-1])
 
 
 def _differences(found: _Read, layers: LayerMap, edges: int) -> Iterator[str]:
