@@ -5,7 +5,7 @@
 TRACEs are what storage, exporters and critical paths are measured on; without any, tiny captures of vgg, seq2seq and speech are made first.
 Each benchmark runs in a process of its own, and its table is put in the file as it is printed. One that fails, or whose libraries are not
 installed, is in the file with what it said, and the exit status is 1 (a library that is missing is no failure). What takes longer is left
-out: `benchmarks.large`, `benchmarks.predictions`, `benchmarks.exports` and full-size captures.
+out: `benchmarks.large`, `benchmarks.predictions`, `benchmarks.exports`, `benchmarks.kill_points` and full-size captures.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 Two ways of killing, each with SIGKILL, SIGTERM and SIGINT in turn, over nothing and over an earlier result:
 
 * At its own steps: the command runs in a fork, under a hook that sends the signal before a chosen system call or line of the code that puts
-  results in place (`tests/killing.py`); half of the points lie after the first flush, where results take their names. Folders are killed
+  results in place (`tests/killing.py`); half of the points are among the last 60, where results take their names. Folders are killed
   once more as on a file system that cannot exchange two names.
 * At random times: the command runs as a user starts it, and gets the signal at a time drawn evenly over as long as it takes unharmed.
 
@@ -43,6 +43,7 @@ from tests.killing import Command, Ended, Killed, State, judge, left_beside, sta
 ROOT = Path(__file__).resolve().parents[1]
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 EXPORTERS = ("table", "scale-sim", "chakra", "perfetto", "timeloop")
+LAST = 60
 PATIENCE_S = 600
 TOO_LATE = Ended(0, "it had ended before")
 PROGRAM = (sys.executable, "-m", "fathom_trace")
@@ -101,7 +102,7 @@ def at_steps(source: Path, other: Path, count: int, generator: random.Random, on
             with tempfile.TemporaryDirectory() as folder, _numbers_only(), _without_exchange(not exchanges):
                 command = Command(words, source, other, Path(folder) / made, over)
                 names = command.steps()
-                late = next(at for at, step in enumerate(names) if step == "before fsync")
+                late = len(names) - LAST
                 points = generator.sample(range(late), count // 2) + generator.sample(range(late, len(names)), count - count // 2)
                 row = Row(name, "an earlier one" if over else "nothing", f"at {len(names)} steps")
                 row.how += "" if exchanges else ", no exchange"
