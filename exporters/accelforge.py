@@ -23,7 +23,17 @@ from typing import Any
 
 from fathom_trace.builder import ITEM_BYTES
 from fathom_trace.errors import ExportError, OptionError, TraceError
-from fathom_trace.exporter import TARGET_RAN, CheckReport, ExportedLayer, ExportReport, Target, misplaced, read_layer_map, unique_name
+from fathom_trace.exporter import (
+    TARGET_RAN,
+    CheckReport,
+    ExportedLayer,
+    ExportReport,
+    Target,
+    file_stem,
+    misplaced,
+    read_layer_map,
+    unique_name,
+)
 from fathom_trace.loops import ConvolutionNest, Layer, LoopNest, Work, find_work, nest_from_json, operand_tensors
 from fathom_trace.loops.projections import Access, Index, Statement, distinct, extent, operand_elements, statement
 from fathom_trace.options import option
@@ -153,7 +163,7 @@ def write(trace: Trace, folder: Path, options: Options) -> ExportReport:
     groups = _merged(work) if options.unique else [list(group) for group in work.groups]
     if not groups:
         raise work.nothing("and nothing else is written as an einsum")
-    stem = re.sub(r"[^A-Za-z0-9_]+", "_", options.name or str(trace.provenance.get("workload") or "trace"))
+    stem = file_stem(options.name, trace.provenance)
     file = stem + FILE_SUFFIX
     names = _Names(work, options)
     einsums = names.einsums(groups)

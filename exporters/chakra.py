@@ -39,7 +39,7 @@ from numpy.typing import NDArray
 from fathom_trace import wire
 from fathom_trace.builder import ITEM_BYTES
 from fathom_trace.errors import ExportError, OptionError
-from fathom_trace.exporter import TARGET_PARSED, CheckReport, ExportedLayer, ExportReport, Target, read_report
+from fathom_trace.exporter import TARGET_PARSED, CheckReport, ExportedLayer, ExportReport, Target, file_stem, read_report
 from fathom_trace.gradients import Gradient, gradients
 from fathom_trace.layer_map import LayerMap
 from fathom_trace.options import option
@@ -134,7 +134,7 @@ def write(trace: Trace, folder: Path, options: Options) -> ExportReport:
     found = [g for g in found if trace.chosen[list(g.producers)].all()]
     added = list(_collectives(view, found, options.bucket_bytes))
     plan = _Plan(view, added, executed, options)
-    stem = re.sub(r"[^A-Za-z0-9_]+", "_", options.name or str(trace.provenance.get("workload") or "trace"))
+    stem = file_stem(options.name, trace.provenance)
     files = tuple(f"{stem}.{rank}.et" for rank in range(options.ranks))
     with (folder / files[0]).open("wb") as out:
         out.writelines(encode(plan))

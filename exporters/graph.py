@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fathom_trace.errors import ExportError
-from fathom_trace.exporter import TARGET_PARSED, CheckReport, ExportReport, Target, read_report
+from fathom_trace.exporter import TARGET_PARSED, CheckReport, ExportReport, Target, file_stem, read_report
 from fathom_trace.layer_map import LayerMap
 from fathom_trace.layers import layer_names
 from fathom_trace.ops import kind
@@ -83,7 +83,7 @@ def write(trace: Trace, folder: Path, options: Options) -> ExportReport:
     if not kept.any():
         raise ExportError("every execution of the step is a helper; set plumbing=true")
     graph = Graph(view, kept)
-    stem = re.sub(r"[^A-Za-z0-9_]+", "_", options.name or str(trace.provenance.get("workload") or "trace"))
+    stem = file_stem(options.name, trace.provenance)
     files = [f"{stem}.{suffix}" for suffix in (GRAPHML, DOT) if options.format in (suffix, BOTH)]
     for file in files:
         with (folder / file).open("w", encoding="utf-8", newline="") as out:

@@ -37,6 +37,7 @@ from fathom_trace.exporter import (
     ExportReport,
     Skipped,
     Target,
+    file_stem,
     misplaced,
     read_layer_map,
     unique_name,
@@ -244,7 +245,7 @@ def write(trace: Trace, folder: Path, options: Options) -> ExportReport:
     groups, refused = _groups(work, options)
     if not groups:
         raise work.nothing("and ONNX is given nothing else", refused)
-    stem = re.sub(r"[^A-Za-z0-9_]+", "_", options.name or str(trace.provenance.get("workload") or "trace"))
+    stem = file_stem(options.name, trace.provenance)
     model = _Model(work, groups, options, stem)
     parts = model.parts() if options.models == ONE_OUTPUT else [list(range(len(groups)))]
     width = len(str(len(parts) - 1))

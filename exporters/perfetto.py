@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from fathom_trace import digits, wire
 from fathom_trace.errors import ExportError
-from fathom_trace.exporter import TARGET_PARSED, CheckReport, ExportReport, Target, read_report
+from fathom_trace.exporter import TARGET_PARSED, CheckReport, ExportReport, Target, file_stem, read_report
 from fathom_trace.lanes import disjoint
 from fathom_trace.layer_map import LayerMap
 from fathom_trace.layers import layer_names
@@ -337,7 +337,7 @@ def write(trace: Trace, folder: Path, options: Options) -> ExportReport:
     if not len(scene.slices):
         raise ExportError("nothing with a time is left to show; set plumbing=true")
     early = _shift(scene)
-    stem = re.sub(r"[^A-Za-z0-9_]+", "_", options.name or str(trace.provenance.get("workload") or "trace"))
+    stem = file_stem(options.name, trace.provenance)
     file = stem + SUFFIXES[options.format]
     with (folder / file).open("wb") as out:
         out.writelines(encode_native(scene) if options.format == NATIVE else encode_json(scene))

@@ -22,7 +22,17 @@ from pathlib import Path
 from typing import Any
 
 from fathom_trace.errors import ExportError, OptionError, TraceError
-from fathom_trace.exporter import TARGET_RAN, CheckReport, ExportedLayer, ExportReport, Target, misplaced, read_layer_map, unique_name
+from fathom_trace.exporter import (
+    TARGET_RAN,
+    CheckReport,
+    ExportedLayer,
+    ExportReport,
+    Target,
+    file_stem,
+    misplaced,
+    read_layer_map,
+    unique_name,
+)
 from fathom_trace.loops import ConvolutionNest, Layer, LoopNest, Work, find_work, nest_from_json
 from fathom_trace.loops.nests import FILTER_GRAD, FORWARD
 from fathom_trace.options import option
@@ -223,7 +233,7 @@ def write(trace: Trace, folder: Path, options: Options) -> ExportReport:
     rows = _rows(work, options)
     if not rows:
         raise work.nothing("and SCALE-Sim takes nothing else")
-    stem = re.sub(r"[^A-Za-z0-9_]+", "_", options.name or str(trace.provenance.get("workload") or "trace"))
+    stem = file_stem(options.name, trace.provenance)
     topologies, exported = _spell_all(rows, work, stem, options)
     files = {f"{stem}_{kind}.csv": "\n".join(lines) + "\n" for kind, lines in topologies.items()}
     for kind in topologies:

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from fathom_trace import wire
 from fathom_trace.errors import ExportError
-from fathom_trace.exporter import TARGET_PARSED, CheckReport, ExportReport, Target, read_report
+from fathom_trace.exporter import TARGET_PARSED, CheckReport, ExportReport, Target, file_stem, read_report
 from fathom_trace.lanes import disjoint
 from fathom_trace.layer_map import LayerMap
 from fathom_trace.layers import layer_names
@@ -125,7 +125,7 @@ def write(trace: Trace, folder: Path, options: Options) -> ExportReport:
     shown = view.timed if options.plumbing else view.timed & ~view.helpers
     if not shown.any():
         raise ExportError("nothing with a time is there to show; a profile shows nothing else; export a graph instead")
-    stem = re.sub(r"[^A-Za-z0-9_]+", "_", options.name or str(trace.provenance.get("workload") or "trace"))
+    stem = file_stem(options.name, trace.provenance)
     file = f"plugins/profile/{stem}/{stem}.xplane.pb"
     plane = _Plane()
     renamed = _add_executions(plane, view, np.flatnonzero(shown))

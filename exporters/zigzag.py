@@ -35,6 +35,7 @@ from fathom_trace.exporter import (
     ExportReport,
     Skipped,
     Target,
+    file_stem,
     misplaced,
     read_layer_map,
     unique_name,
@@ -248,7 +249,7 @@ def write(trace: Trace, folder: Path, options: Options) -> ExportReport:
     groups, refused = _groups(work, options)
     if not groups:
         raise work.nothing("and ZigZag is given nothing else", refused)
-    stem = re.sub(r"[^A-Za-z0-9_]+", "_", options.name or str(trace.provenance.get("workload") or "trace"))
+    stem = file_stem(options.name, trace.provenance)
     file = f"{stem}.yaml"
     found = operand_sources(work)
     numbers = {layer.execution: number for number, group in enumerate(groups) for layer in group.layers}

@@ -18,6 +18,7 @@ An exporter drops nothing silently: exported + skipped = everything, by executio
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ from fathom_trace.untrusted import brief, is_inside, read_json
 
 REQUIRED = ("TARGET", "Options", "write", "check")
 REPORT_NAME = "export.json"
+MOST_STEM = 100
 MOST_PROBLEMS = 200
 """That a check lists one by one."""
 
@@ -265,6 +267,11 @@ def misplaced(layer_map: Sequence[ExportedLayer], on_disk: Iterable[str]) -> lis
     if len(executions) != len(set(executions)):
         problems.append(f"{REPORT_NAME} lists an execution twice")
     return problems
+
+
+def file_stem(name: str, provenance: Mapping[str, Any]) -> str:
+    """The beginning of an export's file names: `name`, else the workload's; letters, digits and underscores, `MOST_STEM` at most."""
+    return re.sub(r"[^A-Za-z0-9_]+", "_", name or str(provenance.get("workload") or "trace"))[:MOST_STEM]
 
 
 def unique_name(name: str, taken: set[str]) -> str:

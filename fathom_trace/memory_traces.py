@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import io
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 from fathom_trace.accesses import KINDS, UNRESOLVED
 from fathom_trace.addresses import MAX_REQUESTS, Stream, refuse_above, stream
 from fathom_trace.errors import ExportError, OptionError
-from fathom_trace.exporter import CheckReport, ExportedLayer, ExportReport, Skipped, Target, read_report
+from fathom_trace.exporter import CheckReport, ExportedLayer, ExportReport, Skipped, Target, file_stem, read_report
 from fathom_trace.request_text import MalformedError
 from fathom_trace.steps import LeftOut, StepView, account
 from fathom_trace.steps import notes as step_notes
@@ -72,7 +71,7 @@ def requests_of(view: StepView, burst_bytes: int, placement: str, max_requests: 
 
 def stem_of(trace: Trace, name: str) -> str:
     """The beginning of the file names."""
-    return re.sub(r"[^A-Za-z0-9_]+", "_", name or str(trace.provenance.get("workload") or "trace"))
+    return file_stem(name, trace.provenance)
 
 
 # --- what a report says -----------------------------------------------------------------------------------------------------------
