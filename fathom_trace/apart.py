@@ -96,7 +96,7 @@ def capture_apart(errand: Errand, name: str, mode: str, file: str, flags: list[s
 
     with tempfile.TemporaryDirectory(prefix="fathom-trace-", dir=get_worker().local_directory) as folder:
         keep_open = () if errand.lock is None else (errand.lock,)
-        capture = capture_in(Path(folder), name, mode, file, flags, keep_open, errand.begun, _environment())
+        capture = capture_in(Path(folder), name, mode, file, flags, keep_open, errand.begun, capture_environment())
         if capture.status is not None and capture.status < 0:
             raise UnfitError(capture.error)
         path = Path(folder) / file
@@ -109,7 +109,7 @@ def capture_apart(errand: Errand, name: str, mode: str, file: str, flags: list[s
         return {"capture": asdict(capture), "trace": path.read_bytes() if size else b""}
 
 
-def _environment() -> dict[str, str]:
+def capture_environment() -> dict[str, str]:
     """This worker's environment without what Dask put there for itself: its threads and its way with memory are not the capture's."""
     from dask import config
 

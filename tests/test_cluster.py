@@ -24,7 +24,7 @@ from small import diamond
 
 from fathom_trace import __version__
 from fathom_trace.alone import only_one
-from fathom_trace.apart import Errand
+from fathom_trace.apart import Errand, capture_environment
 from fathom_trace.cli import run
 from fathom_trace.cluster import PROBE, Cluster, misfit, wanted_versions
 from fathom_trace.collection import MANIFEST
@@ -161,6 +161,18 @@ def test_a_worker_works_the_step_out_once() -> None:
     assert step.base is base
     assert [s.replay.after_ns for s in (*one.scenarios, *two.scenarios)] == [50_000, 70_000]
     assert [name for name, _ in two.problems] == ["z"]
+
+
+def test_a_capture_does_not_inherit_what_dask_set_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A nanny starts its worker with one OpenMP thread and a way with memory of its own; both would change the times."""
+    from dask import config
+
+    own = {name: str(value) for name, value in config.get("distributed.nanny.pre-spawn-environ").items()}
+    assert "OMP_NUM_THREADS" in own
+    for name, value in own.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MKL_NUM_THREADS", "7")
+    assert capture_environment() == {k: v for k, v in os.environ.items() if k not in own or k == "MKL_NUM_THREADS"}
 
 
 def captures_of(nodes: Nodes) -> list[int]:

@@ -7,8 +7,8 @@ SWEEP.yaml says in place of the lists what to capture: `captures:`, a list of en
 `batch_sizes`, `threads`, `seeds`, `steps` and `set`, each made in every combination, and `defaults:` for what entries do not say.
 
 With --scheduler the workers of a Dask cluster capture, at most one on a machine at any moment, with the versions of fathom-trace,
-TensorFlow and Python that are here. What a lost worker had is captured elsewhere. DIR/captures.json says what became of each attempt. A
-cluster has to be trusted: whoever can reach it can run code on it, and on who uses it.
+TensorFlow and Python that are here. What a lost worker had is captured elsewhere; traces of up to 500 MB come back. DIR/captures.json says
+what became of each attempt, here too. A cluster has to be trusted: whoever can reach it can run code on it, and on who uses it.
 """
 
 from __future__ import annotations
