@@ -22,7 +22,7 @@ MOST_VALUES = 2_000_000
 _brief = reprlib.Repr()
 _MOST_SHOWN = 120
 _brief.maxstring = _brief.maxother = _MOST_SHOWN
-_brief.maxlevel = 3
+_brief.maxlevel = 2
 
 
 def read_json(text: str | bytes, with_nan: bool = True) -> Any:

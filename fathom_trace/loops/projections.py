@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby, zip_longest
-from math import prod
+from math import gcd, prod
 
 from fathom_trace.loops.nests import FILTER_GRAD, FORWARD, INPUT_GRAD, ConvolutionNest, GemmNest, LoopNest
 
@@ -22,6 +22,8 @@ CONVOLUTION_OPERANDS = {FORWARD: ("input", "filter", "output"), FILTER_GRAD: ("i
                         INPUT_GRAD: ("output", "filter", "input")}  # fmt: skip
 """The operands of a convolution by role; the last is written."""
 PRODUCT_OPERANDS = ("left", "right", "result")
+MOST_COUNTED = 1_000_000
+"""Values of a sum of more than two loops that are counted one by one: no nest here has such a sum, a changed file may."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,13 @@ def distinct(index: Index, loops: Mapping[str, int]) -> int:
 
 @lru_cache(maxsize=4096)
 def _distinct(terms: tuple[tuple[int, int], ...]) -> int:
+    """Of two terms by a formula, however large they are: i s + j d is met again at (i + d/g, j - s/g), where g is the divisor of both."""
+    if len(terms) == 2 and min(min(term) for term in terms) > 0:
+        (outer, stride), (inner, dilation) = terms
+        common = gcd(stride, dilation)
+        return outer * inner - max(0, outer - dilation // common) * max(0, inner - stride // common)
+    if prod(max(size, 1) for size, _ in terms) > MOST_COUNTED:
+        raise ValueError(f"a sum of {len(terms)} loops takes too many values to be counted")
     values = {0}
     for size, coefficient in terms:
         values = {v + i * coefficient for v in values for i in range(size)}
