@@ -1,6 +1,7 @@
 """Traces of ten million execution-steps: written, read, summarised, replayed and exported, each in a process of its own.
 
-    python -m benchmarks.large TRACE... [--rows 10000000] [--tiled] [--export NAME ...] [--folder DIR]
+    python -m benchmarks.large TRACE... [--rows 10000000] [--tiled] [--export NAME[:OPTION=VALUE] ...] [--only-export]
+        [--folder DIR]
 
 Each TRACE, one that `fathom-trace capture` wrote, is made larger: by further steps, or (`--tiled`) by letting each step run its executions
 several times over, one round after the other, as one larger structure. Times are bootstrapped: every execution of every new step takes
@@ -9,7 +10,8 @@ between the two (so that few measured steps do not make many equal ones, which w
 
 No process may map more than 8 GiB (RLIMIT_AS), and one runs at a time. Printed, as Markdown: what the four times take on disk, in bytes
 for an execution in a step, of the captured trace and of the larger one; then CPU time, elapsed time and peak resident memory of each
-process. Exit status 1 when a process fails, or the captured times take more than 8 bytes.
+process, and what an export takes on disk (it is removed then). An export is one of the median step and its own check of the files.
+Exit status 1 when a process fails, or the captured times take more than 8 bytes.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import argparse
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -200,11 +203,22 @@ def steps_of(source: Path, folder: Path, arguments: argparse.Namespace) -> dict[
         "ops": [*command, "ops", str(large), "--top", "5"],
         "whatif: two replays": [*command, "whatif", str(large), "--speedup", "MatMul=10"],
     }
+    if arguments.only_export:
+        done = {name: command for name, command in done.items() if name.startswith("make")}
     for name in arguments.export:
-        done[f"export {name}"] = [*command, "export", str(large), name, "-o", str(folder / f"{source.stem}-{name}"), "--force"]
+        exporter, _, setting = name.partition(":")
+        chosen = ["--set", setting] if setting else []
+        done[f"export {name}"] = [*command, "export", str(large), exporter, "-o", str(exported(folder, source)), "--force", *chosen]
+    if arguments.only_export:
+        return done
     done["convert to protobuf"] = [*command, "convert", str(large), str(proto), "--force"]
     done["read protobuf"] = [*this, str(proto), "--only-read"]
     return done
+
+
+def exported(folder: Path, source: Path) -> Path:
+    """Where an export is for as long as it is measured."""
+    return folder / f"{source.stem}-export"
 
 
 def measure(source: Path, folder: Path, arguments: argparse.Namespace) -> bool:
@@ -223,8 +237,11 @@ def measure(source: Path, folder: Path, arguments: argparse.Namespace) -> bool:
                 f" {format_bytes(made['size_bytes'])} in memory, {format_bytes((folder / f'{source.stem}.h5').stat().st_size)} on disk;"
                 f" the four times take {before:.2f} bytes as captured, {after:.2f} as bootstrapped\n"
             )
-            print("| process | CPU time | elapsed | peak memory |\n|:---|---:|---:|---:|")
-        print(f"| {name}{note} | {cost.cpu_s:.1f} s | {cost.wall_s:.1f} s | {format_bytes(cost.peak_bytes)} |", flush=True)
+            print("| process | CPU time | elapsed | peak memory | on disk |\n|:---|---:|---:|---:|---:|")
+        size = sum(p.stat().st_size for p in exported(folder, source).rglob("*") if p.is_file()) if name.startswith("export") else 0
+        shutil.rmtree(exported(folder, source), ignore_errors=True)
+        on_disk = format_bytes(size) if size else ""
+        print(f"| {name}{note} | {cost.cpu_s:.1f} s | {cost.wall_s:.1f} s | {format_bytes(cost.peak_bytes)} | {on_disk} |", flush=True)
     return is_good
 
 
@@ -248,7 +265,8 @@ def main() -> int:
     parser.add_argument("traces", nargs="+", type=Path)
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--tiled", action="store_true")
-    parser.add_argument("--export", nargs="*", default=["table", "chakra", "perfetto"])
+    parser.add_argument("--export", nargs="*", default=["table", "chakra", "perfetto", "perfetto:format=json", "graph", "xprof"])
+    parser.add_argument("--only-export", action="store_true", help="make the trace and export it, nothing else")
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--make", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--only-read", action="store_true", help=argparse.SUPPRESS)

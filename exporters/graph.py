@@ -368,8 +368,9 @@ class _Read:
     def finish(self) -> None:
         """Sort nodes and edges; raises `ValueError` where one is there twice."""
         self.columns = {key: np.frombuffer(column, np.int64) for key, column in (("id", self.ids), *self.nodes.items())}
-        order = np.argsort(self.columns["id"], kind="stable")
-        self.columns = {key: column[order] for key, column in self.columns.items()}
+        if np.any(self.columns["id"][1:] < self.columns["id"][:-1]):
+            order = np.argsort(self.columns["id"], kind="stable")
+            self.columns = {key: column[order] for key, column in self.columns.items()}
         edges = {"producer": self.producers, "consumer": self.consumers, **self.edges}
         self.links = {key: np.frombuffer(column, np.int64) for key, column in edges.items()}
         order = np.lexsort((self.links["consumer"], self.links["producer"]))

@@ -900,7 +900,7 @@ def _parse_json(file: BinaryIO, problems: list[str]) -> _Seen:
     """A line is an event: some of them at a time are parsed as a list."""
     state = _ReadingJson(problems)
     try:
-        if not JSON_BEGIN.fullmatch(file.readline(READ_BYTES)):
+        if not JSON_BEGIN.fullmatch(file.readline(256)):
             raise ValueError("it lacks displayTimeUnit, otherData with origin_unix_ns, or traceEvents, or has more than these")
         lines = file.readlines(READ_BYTES)
         while lines:

@@ -105,7 +105,7 @@ def read_records(stream: BinaryIO, head: bytes = b"") -> Iterator[tuple[int, byt
     """The next record, and the place in the file of the bytes in `buffer`."""
     while at < size:
         if at - begin + MOST_HEAD > len(buffer) and begin + len(buffer) < size:
-            buffer = buffer[at - begin :] + stream.read(READ_BYTES)
+            buffer = buffer[at - begin :] + stream.read(max(READ_BYTES, MOST_HEAD))
             begin = at
         place = at - begin
         if not buffer.startswith(head, place):
