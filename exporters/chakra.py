@@ -606,7 +606,8 @@ def check(folder: Path) -> CheckReport:
     try:
         layers = LayerMap(report["layers"])
         added, names = list(report["settings"]["collectives"]), [str(f) for f in report["files"]]
-    except (KeyError, TypeError, ValueError) as error:
+        np.array([[c["id"], c["size_bytes"], c["dependencies"], len(c["name"])] for c in added], np.int64)
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ExportError(f"{folder / 'export.json'} is not a report of chakra ({error}); export again") from None
     on_disk = {p.name for p in folder.glob("*.et")}
     problems += [f"{name} is not in export.json" for name in sorted(on_disk - set(names))]

@@ -235,12 +235,12 @@ def read_layer_map(folder: Path) -> list[ExportedLayer]:
     """
     rows: Sequence[Mapping[str, Any]] = read_report(folder)["layers"]
     try:
-        return [_checked(ExportedLayer(**{**row, "executions": tuple(row["executions"])})) for row in rows]
+        return [checked(ExportedLayer(**{**row, "executions": tuple(row["executions"])})) for row in rows]
     except (KeyError, TypeError, ValueError) as error:
         raise ExportError(f"{folder / REPORT_NAME} is not an export report ({one_line(error)}); export again") from None
 
 
-def _checked(layer: ExportedLayer) -> ExportedLayer:
+def checked(layer: ExportedLayer) -> ExportedLayer:
     """The same layer.
 
     Raises:

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fathom_trace.exporter import ExportedLayer
+from fathom_trace.exporter import ExportedLayer, checked
 
 Int64 = NDArray[np.int64]
 
 
 class LayerMap:
-    """Layers as `export.json` lists them, by number. Their executions are kept as a column, not in `layers`."""
+    """Layers as `export.json` lists them, by number. Their executions are kept as a column; `layers` have but the first of each."""
 
     def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """`rows` is what `export.json` has as layers; a list that it holds of executions is emptied.
@@ -23,7 +23,7 @@ class LayerMap:
             KeyError, TypeError, ValueError: it is no list of layers, or executions are no whole numbers or are listed twice.
         """
         parts = [_whole_numbers(row["executions"]) for row in rows]
-        self.layers = [ExportedLayer(**{**row, "executions": ()}) for row in rows]
+        self.layers = [checked(ExportedLayer(**{**row, "executions": tuple(row["executions"][:1])})) for row in rows]
         for row in rows:
             row["executions"].clear()
         self.counts = np.array([len(part) for part in parts], np.int64)
@@ -69,6 +69,6 @@ def _whole_numbers(values: Any) -> Int64:
     if not isinstance(values, list):
         raise TypeError("executions are no list")
     found = np.array(values or np.zeros(0, np.int64))
-    if found.ndim != 1 or found.dtype != np.int64:
-        raise ValueError("executions are not numbered by integers")
+    if found.ndim != 1 or found.dtype != np.int64 or found.min(initial=0) < 0:
+        raise ValueError("executions are not numbered by integers from 0")
     return found
