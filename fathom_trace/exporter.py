@@ -13,6 +13,9 @@ and, where the target answers,
     def read_results(path: Path, layer_map: list[ExportedLayer], cycle_ns: float) -> dict[int, float]   # execution -> duration, ns
 
 An exporter drops nothing silently: exported + skipped = everything, by executions, by time and by MACs (`ExportReport.verify`).
+
+A step may have millions of executions: files are written as they are made and checked piece by piece, and what is kept of every execution
+is in columns, not in objects (`steps.StepView`, `steps.account`, `layer_map.LayerMap`, `wire.read_records`).
 """
 
 from __future__ import annotations
