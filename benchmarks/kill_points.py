@@ -31,14 +31,17 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
+import fathom_trace.sweep
 from fathom_trace import placing
+from fathom_trace.collection import Capture
 from fathom_trace.errors import ExportError, FathomError
 from fathom_trace.report import pictures
-from fathom_trace.store import load
+from fathom_trace.store import load, save
 from fathom_trace.summary import summarize
-from tests.killing import Command, Ended, Killed, State, judge, left_beside, state
+from tests.killing import Command, Ended, Killed, State, command, judge, left_beside, run, state, steps
 
 ROOT = Path(__file__).resolve().parents[1]
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
@@ -156,7 +159,7 @@ class Program:
         with tempfile.TemporaryFile("w+") as said:
             process = subprocess.Popen(
                 [*PROGRAM, *self.words], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=said, start_new_session=True,
-                preexec_fn=_heed_signals,
+                preexec_fn=_heed_signals, env={**os.environ, "TMPDIR": str(self.target.parent)},
             )  # fmt: skip
             if killed_after_s is not None:
                 try:
@@ -263,12 +266,75 @@ def _copied(source: Path, target: Path) -> None:
 # --- sweeps -----------------------------------------------------------------------------------------------------------------------
 
 
+def _sweep_words(folder: Path) -> list[str]:
+    return ["sweep", "autoenc", "--preset", "tiny", "--modes", "training,inference", "--steps", "2", "-o", str(folder)]
+
+
+def sweeps_at_steps(source: Path, count: int, generator: random.Random) -> Iterator[Row]:
+    """A sweep whose two captures are copies of a trace, killed at its steps, over nothing and over the first of its traces."""
+    trace = load(source)
+
+    def copied(workload: str, mode: str, file: Path, flags: Sequence[str], _: Sequence[int] = ()) -> Capture:
+        words = ["fathom-trace", "capture", workload, "--mode", mode, *flags, "-o", str(file)]
+        made = trace.replace(provenance={**trace.provenance, "mode": mode, "command_line": " ".join(words)})
+        save(made, file, force="--force" in flags)
+        return Capture(workload, mode, str(file), " ".join(words), 1, 1, "")
+
+    real, fathom_trace.sweep.capture_one = fathom_trace.sweep.capture_one, copied
+    with tempfile.TemporaryDirectory() as base:
+        folder, kept, tempfile.tempdir = Path(base) / "traces", Path(base) / "kept", base
+        try:
+            work = partial(command, _sweep_words(folder))
+            for over in (False, True):
+                _remove(folder)
+                if over:
+                    assert run(work).status == 0
+                    for name in ("autoenc-tiny-inference.h5", "captures.json"):
+                        (folder / name).unlink()
+                    folder.rename(kept)
+                row = Row("sweep (captures copied)", "its first trace" if over else "nothing", "")
+
+                def prepare(over: bool = over) -> None:
+                    _remove(folder)
+                    if over:
+                        shutil.copytree(kept, folder)
+
+                prepare()
+                names = steps(work)
+                row.how = f"at {len(names)} steps"
+                for i, at in enumerate(sorted(generator.sample(range(len(names)), count))):
+                    prepare()
+                    before, number = _traces(folder), SIGNALS[i % 3]
+                    ended = run(work, at, number)
+                    fault = _lost(before, folder) or _ended_oddly(ended, number)
+                    row.killed.append(_again(folder, partial(run, work), before, names[at], number, fault))
+                yield row
+        finally:
+            fathom_trace.sweep.capture_one, tempfile.tempdir = real, None
+
+
+def _again(folder: Path, give: Callable[[], Ended], before: dict[str, State], step: str, number: int, fault: str) -> Killed:
+    """What stands in the folder of a killed sweep, and what comes of giving it again, to its end."""
+    after, left = _traces(folder), _partials(folder)
+    stands = "new" if len(after) > len(before) else "old" if after else "nothing"
+    again = give()
+    if not fault and (again.status or len(_traces(folder)) != 2):
+        fault = f"the same command afterwards failed: {again}"
+    fault = fault or _lost(after, folder)
+    rest = _partials(folder)
+    fault = fault or (f"the same command afterwards left {rest}" if rest else "")
+    return Killed(step, number, stands, len(left), fault)
+
+
+def _partials(folder: Path) -> list[str]:
+    return sorted(p.name for p in folder.iterdir() if p.suffix == placing.PARTIAL) if folder.is_dir() else []
+
+
 def sweeps(count: int, generator: random.Random) -> Iterator[Row]:
     """A sweep of two captures, killed and given again until it is through, `count` times in all."""
     with tempfile.TemporaryDirectory() as base:
         folder = Path(base) / "traces"
-        words = ["sweep", "autoenc", "--preset", "tiny", "--modes", "training,inference", "--steps", "2", "-o", str(folder)]
-        program = Program("sweep of two captures", words, folder)
+        program = Program("sweep of two captures", _sweep_words(folder), folder)
         program.measure()
         row = Row(program.name, "what was done", f"at random times of {program.took_s:.1f} s")
         _remove(folder)
@@ -281,18 +347,13 @@ def sweeps(count: int, generator: random.Random) -> Iterator[Row]:
                 _remove(folder)
                 continue
             fault = _orphans(folder) or _lost(before, folder) or _ended_oddly(ended, number)
-            after = _traces(folder)
-            stands = "new" if len(after) > len(before) else "old" if after else "nothing"
-            left = [p for p in folder.iterdir() if p.suffix == placing.PARTIAL] if folder.is_dir() else []
-            if i % 3 == 2 or len(after) == 2:  # give it again, to its end, then begin anew
-                again = program.run()
-                if not fault and (again.status or len(_traces(folder)) != 2):
-                    fault = f"the same command afterwards failed: {again}"
-                fault = fault or _lost(after, folder)
-                rest = sorted(p.name for p in folder.iterdir() if p.suffix == placing.PARTIAL)
-                fault = fault or (f"the same command afterwards left {rest}" if rest else "")
+            if i % 3 == 2 or len(_traces(folder)) == 2:  # give it again, to its end, then begin anew
+                row.killed.append(_again(folder, program.run, before, "", number, fault))
                 _remove(folder)
-            row.killed.append(Killed("", number, stands, len(left), fault))
+            else:
+                after = _traces(folder)
+                stands = "new" if len(after) > len(before) else "old" if after else "nothing"
+                row.killed.append(Killed("", number, stands, len(_partials(folder)), fault))
         yield row
 
 
@@ -376,6 +437,8 @@ def main() -> int:
 
 
 def _rows(source: Path, other: Path, folder: Path, arguments: argparse.Namespace) -> Iterator[Row]:
+    if arguments.steps and (not arguments.only or "sweep" in arguments.only):
+        yield from sweeps_at_steps(source, arguments.steps, random.Random(f"steps of sweeps {arguments.seed}"))
     if arguments.steps:
         yield from at_steps(source, other, arguments.steps, random.Random(f"steps {arguments.seed}"), arguments.only)
     yield from random_times(source, other, folder, arguments)
