@@ -113,25 +113,39 @@ def decode(table: type[Table], stored: Mapping[str, Array]) -> dict[str, Array]:
     Raises:
         TraceError: a value does not fit its column, or columns of one row have different lengths.
     """
-    result = dict(stored)
+    return decode_away(table, dict(stored))
+
+
+def decode_away(table: type[Table], stored: dict[str, Array]) -> dict[str, Array]:
+    """As `decode`, but takes what it has decoded out of `stored`, so that a large table need not be in memory twice."""
     columns = stored_columns(table)
     differences = {key: c.difference for key, c in columns.items() if c.difference is not None and key in stored}
     if len({len(stored[key]) for key in differences}) > 1:
         raise TraceError(f"trace is damaged: {table.name}: its times have different lengths")
+    result: dict[str, Array] = {}
     for key in differences:
-        total, at = wrapped(stored[key]), key
-        while not (difference := differences[at]).row_before:
-            at = difference.other
-            total = total + wrapped(stored[at])
-        if difference.other == key:
-            result[key] = np.cumsum(total)
+        chain = [key]
+        while not differences[chain[-1]].row_before:
+            chain.append(differences[chain[-1]].other)
+        if differences[chain[-1]].other == key:  # what is stored of these adds up to its growth from row to row
+            total = wrapped(stored[key])
+            for other in chain[1:]:
+                total += wrapped(stored[other])
+            del stored[key]
+            result[key] = np.cumsum(total, out=total)
     for key, difference in differences.items():
         if difference.row_before and difference.other != key:
-            result[key] = wrapped(stored[key]) + _base(difference, result)
+            values = wrapped(stored.pop(key))
+            values[1:] += result[difference.other][:-1]
+            result[key] = values
     for key, difference in differences.items():
-        if not difference.row_before:
-            result[key] = result[difference.other] + wrapped(stored[key])
-    return {key: fit(columns[key], values) for key, values in result.items()}
+        if not difference.row_before and key not in result:
+            values = wrapped(stored.pop(key))
+            values += result[difference.other]
+            result[key] = values
+    for key in [*stored]:
+        result[key] = stored.pop(key)
+    return {key: fit(columns[key], result.pop(key)) for key in columns if key in result}
 
 
 def fit(column: StoredColumn, values: Array) -> Array:

@@ -31,7 +31,7 @@ from fathom_trace.store.columns import (
     assemble,
     by_execution,
     check_attributes,
-    decode,
+    decode_away,
     fit,
     provenance_text,
     read_provenance,
@@ -180,7 +180,7 @@ class Source:
             return self._compact_times(blocks or ()) | (self.columns(table, others, blocks) if others else {})
         with _damage(self.path):
             stored = {key: self._values(columns[key].path, blocks) for key in keys}
-        return {key: fit(columns[key], values) for key, values in decode(table, stored).items()}
+        return decode_away(table, stored)
 
     def _compact_times(self, blocks: Sequence[Block]) -> dict[str, Array]:
         """The four times of a file that stores them compactly."""

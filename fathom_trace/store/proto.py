@@ -45,6 +45,7 @@ _FIELD_OVERHEAD_BYTES = 20
 """Of one field in a message: tag, length, and its first value, which may be larger here than counted (differences begin anew)."""
 
 _MARKER_BYTES = 128
+_ROWS_AT_ONCE = 1 << 18
 _DTYPES = {"bool": np.bool_, "sint32": np.int64, "sint64": np.int64, "uint32": np.uint64, "uint64": np.uint64}
 
 Ranges = dict[str, slice]
@@ -134,7 +135,21 @@ def _message(table: type[Table], columns: dict[str, StoredColumn], values: dict[
 
 
 def _cuts(table: type[Table], columns: dict[str, StoredColumn], values: dict[str, Array], limit: int) -> Iterator[Ranges]:
-    """What goes into each record: whole rows, as many as fit. A row too large for one record gets further ones for its values alone."""
+    """What goes into each record: whole rows, as many as fit. Looks at some rows at a time, to hold the sizes of no more."""
+    groups = {c.spec.ragged for c in columns.values() if c.spec.ragged}
+    at = dict.fromkeys(groups, 0)
+    rows = len(next(values[key] for key, c in columns.items() if c.spec.is_offsets or not c.spec.ragged))
+    for begin in range(0, rows, _ROWS_AT_ONCE):
+        end = min(rows, begin + _ROWS_AT_ONCE)
+        inside = {group: (at[group], at[group] + int(values[f"{group}_offsets"][begin:end].sum())) for group in groups}
+        spans = {key: (begin, end) if c.spec.is_offsets or not c.spec.ragged else inside[c.spec.ragged] for key, c in columns.items()}
+        for ranges in _cuts_of(table, columns, {key: values[key][slice(*span)] for key, span in spans.items()}, limit):
+            yield {key: slice(cut.start + spans[key][0], cut.stop + spans[key][0]) for key, cut in ranges.items()}
+        at = {group: span[1] for group, span in inside.items()}
+
+
+def _cuts_of(table: type[Table], columns: dict[str, StoredColumn], values: dict[str, Array], limit: int) -> Iterator[Ranges]:
+    """The same for a part of a table. A row too large for one record gets further ones for its values alone."""
     budget = limit - _FIELD_OVERHEAD_BYTES * (len(columns) + 1)
     stored = encode(table, values)
     sizes = {key: _sizes(column, stored[key]) for key, column in columns.items()}
@@ -268,7 +283,7 @@ def _joined(table: type[Table], parts: list[dict[str, Array]]) -> Table:
         return table.empty()
     columns = {}
     for key, column in stored_columns(table).items():
-        values = np.concatenate([part[key] for part in parts])
+        values = np.concatenate([part.pop(key) for part in parts])  # and no longer in the parts
         columns[key] = _running(values) if column.spec.is_offsets else values
     return table(**columns)
 
