@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-HEADER = "| reader | inputs | accepted | refused | findings | messages | inputs/s | slowest | peak memory |"
+HEADER = "| reader | inputs | accepted | refused | findings | messages | inputs/processor second | slowest | peak memory |"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         folder = (given.output / name).resolve()
         tally = fuzz(known[name], given.inputs, given.seed, folder, given.first, given.seconds)
         (folder / "result.json").write_text(json.dumps(tally.to_json(), indent=1) + "\n", encoding="utf-8")
-        rate = tally.inputs / max(tally.seconds, 1e-9)
+        rate = tally.inputs / max(tally.processor_seconds, 1e-9)
         print(
             f"| {name} | {tally.inputs:,} | {tally.accepted:,} | {tally.refused:,} | {sum(tally.findings.values()):,} |"
             f" {len(tally.refusals):,} | {rate:,.0f} | {tally.slowest_seconds:.2f} s | {tally.peak_bytes / 1e6:.0f} MB |",

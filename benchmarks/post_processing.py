@@ -1,13 +1,14 @@
 """What does it cost to make a trace of TensorFlow's records? CPU time per execution, beside merely reading the records' fields.
 
-    python -m benchmarks.post_processing [WORKLOAD ...] [--mode MODE] [--preset PRESET] [--steps N]
+    python -m benchmarks.post_processing [WORKLOAD ...] [--mode MODE] [--preset PRESET] [--steps N] [--set NAME=VALUE ...]
 
 One capture a row. Post-processing is everything between TensorFlow's step statistics and the finished file: reading the records, finding
 iterations and dependencies, assembling the tables, writing. Reading alone is a plain loop over the same messages, run right before, that
 only looks at each record's name, four times and output shapes. Both are CPU time of this process; the executions are those of all traced
 steps. Peak memory is what post-processing holds at most beyond what the process held when TensorFlow handed over the step, its
 RunMetadata included: what earlier steps left behind and what the present one adds. It is beside the size of the finished trace in memory,
-of which it may be four times (on steps of a few MB, Python's own blocks of memory count more than what is in them).
+of which it may be four times (on steps of a few MB, Python's own blocks of memory count more than what is in them). RunMetadata is its
+size as a message; in memory it is more.
 """
 
 from __future__ import annotations
@@ -116,20 +117,23 @@ def row(name: str, arguments: argparse.Namespace) -> str:
     Assembler.build = memory.wrap(meter.wrap("build", build))  # type: ignore[method-assign]
     try:
         plan = Plan(steps=arguments.steps, warmup=1, times_parallel_iterations=False)
-        trace = capture_workload(CaptureRequest(name, mode=arguments.mode, preset=arguments.preset, plan=plan))
+        settings = dict(pair.split("=", 1) for pair in arguments.settings)
+        trace = capture_workload(CaptureRequest(name, mode=arguments.mode, preset=arguments.preset, plan=plan, settings=settings))
     finally:
         run.read_step, Assembler.add_step, Assembler.build = read_step, add_step, build  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory() as folder:
-        meter.wrap("write", save)(trace, Path(folder) / "trace.h5")
+        memory.wrap(meter.wrap("write", save))(trace, Path(folder) / "trace.h5")
     count = len(trace.step_times)
     alone = meter.spent.pop("alone")
     each = {part: spent / count * 1e9 for part, spent in meter.spent.items()}
     whole = sum(each.values())
     parts = ", ".join(f"{part} {format_ns(spent)}" for part, spent in each.items())
-    size = size_of(trace)
+    size, metadata = size_of(trace), max(trace.provenance["run_metadata_bytes"])
+    options = "".join(f" `{pair}`" for pair in arguments.settings)
     return (
-        f"| {name} {arguments.mode} `{arguments.preset}` | {count:,} | {format_ns(whole)} ({parts}) | {format_ns(alone / count * 1e9)} |"
-        f" {whole / (alone / count * 1e9):.1f} | {format_bytes(size)} | {format_bytes(memory.peak)} | {memory.peak / size:.1f} |"
+        f"| {name} {arguments.mode} `{arguments.preset}`{options} | {count:,} | {format_ns(whole)} ({parts}) | {format_ns(alone / count * 1e9)} |"
+        f" {whole / (alone / count * 1e9):.1f} | {format_bytes(size)} | {format_bytes(metadata)} | {format_bytes(memory.peak)} |"
+        f" {memory.peak / size:.1f} |"
     )
 
 
@@ -140,11 +144,13 @@ def main() -> None:
     parser.add_argument("--mode", default="training")
     parser.add_argument("--preset", default="tiny")
     parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", dest="settings")
     arguments = parser.parse_args()
     print(
-        "| capture | executions | post-processing | reading the fields | ratio | trace in memory | peak of post-processing | ratio |"
+        "| capture | executions | post-processing | reading the fields | ratio | trace in memory | RunMetadata of a step |"
+        " peak of post-processing | ratio to the trace |"
     )
-    print("|---|---:|---|---:|---:|---:|---:|---:|")
+    print("|---|---:|---|---:|---:|---:|---:|---:|---:|")
     for name in arguments.workloads:
         print(row(name, arguments), flush=True)
 

@@ -9,6 +9,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from typing import Any, TextIO
 
+from fathom_trace.errors import printable
+
 
 def print_json(value: object) -> None:
     """`value` as JSON: dataclasses become objects, numpy scalars numbers, NaN and infinities null."""
@@ -33,8 +35,8 @@ def plain(value: Any) -> Any:
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], indent: str = "", left: Collection[int] = (0,)) -> None:
-    """Columns of text; those numbered in `left` are flush left, the others flush right."""
-    lines = [header, *rows]
+    """Columns of text; those numbered in `left` are flush left, the others flush right. Control signs in names are escaped."""
+    lines = [[printable(cell) for cell in line] for line in (header, *rows)]
     widths = [max(len(line[k]) for line in lines) for k in range(len(header))]
     for line in lines:
         cells = [cell.ljust(w) if k in left else cell.rjust(w) for k, (cell, w) in enumerate(zip(line, widths, strict=True))]
@@ -42,9 +44,10 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], indent: st
 
 
 def print_pairs(pairs: Sequence[tuple[str, str]], indent: str = "") -> None:
-    """Names and values in two columns, both flush left."""
-    width = max((len(name) for name, _ in pairs), default=0)
-    for name, value in pairs:
+    """Names and values in two columns, both flush left. Control signs in them are escaped."""
+    shown = [(printable(name), printable(value)) for name, value in pairs]
+    width = max((len(name) for name, _ in shown), default=0)
+    for name, value in shown:
         print(f"{indent}{name.ljust(width)}  {value}".rstrip())
 
 

@@ -72,6 +72,7 @@ class Tally:
     refusals: Counter[str] = field(default_factory=Counter)
     findings: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
+    processor_seconds: float = 0.0
     slowest_seconds: float = 0.0
     peak_bytes: int = 0
 
@@ -188,7 +189,7 @@ def _work(target: Target, given: Sequence[Files], begin: int, end: int, seed: in
     progress = os.open(folder / "progress", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
     watch.start()
     started, own = time.monotonic(), len(seeds)
-    before = tally.seconds
+    before, used = tally.seconds, tally.processor_seconds - time.process_time()
     status = 0
     for number in range(begin, end):
         random = Random((seed << 32) + number)
@@ -228,11 +229,11 @@ def _work(target: Target, given: Sequence[Files], begin: int, end: int, seed: in
         if watch.is_spent:
             status = 3
         if number % 10 == 9:
-            tally.seconds = before + time.monotonic() - started
+            tally.seconds, tally.processor_seconds = before + time.monotonic() - started, used + time.process_time()
             state.write_text(json.dumps(tally.to_json()))
         if status or time.monotonic() > deadline:
             break
-    tally.seconds = before + time.monotonic() - started
+    tally.seconds, tally.processor_seconds = before + time.monotonic() - started, used + time.process_time()
     state.write_text(json.dumps(tally.to_json()))
     return status
 

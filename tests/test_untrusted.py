@@ -19,6 +19,7 @@ from fathom_trace.data import babi, mnist, timit
 from fathom_trace.errors import MOST_CHARACTERS, DataError, ExportError, FathomError, ScenarioError, UnknownNameError, printable
 from fathom_trace.exporter import MOST_PROBLEMS, REPORT_NAME, CheckReport, read_layer_map, read_report
 from fathom_trace.loops.projections import MOST_COUNTED, distinct
+from fathom_trace.terminal import print_pairs, print_table
 from fathom_trace.untrusted import brief, is_inside, read_json, read_yaml
 from fathom_trace.whatif.documents import read_document
 from fathom_trace.whatif.selection import parse_selection
@@ -269,3 +270,11 @@ def test_a_pattern_has_a_greatest_length() -> None:
     with pytest.raises(ScenarioError, match="has more than 2000 characters"):
         parse_selection("[" * 200_000)
     assert tiny()
+
+
+def test_names_in_tables_cannot_steer_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(("name", "count"), [("a\x1b[2J", "1"), ("b\nc", "2")])
+    print_pairs([("k\r", "v\x1b]0;x\x07")])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["name", "a\\x1b[2J", "b\\nc", "k\\r"]
+    assert all(line.isprintable() for line in lines)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import heapq
 import re
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -59,15 +61,15 @@ class Structure:
 
 @dataclass
 class Columns:
-    """Growing columns of `executions` and `tensors`."""
+    """Growing columns of `executions` and `tensors`: 4 bytes a number, where a list of them takes 36."""
 
     node: list[IntColumn] = field(default_factory=list)
     path: list[IntColumn] = field(default_factory=list)
-    inputs: list[int] = field(default_factory=list)
-    input_counts: list[int] = field(default_factory=list)
-    control: list[int] = field(default_factory=list)
-    control_counts: list[int] = field(default_factory=list)
-    tensor_execution: list[int] = field(default_factory=list)
+    inputs: array[int] = field(default_factory=lambda: array("i"))
+    input_counts: array[int] = field(default_factory=lambda: array("i"))
+    control: array[int] = field(default_factory=lambda: array("i"))
+    control_counts: array[int] = field(default_factory=lambda: array("i"))
+    tensor_execution: array[int] = field(default_factory=lambda: array("i"))
     tensor_signature: list[tuple[int, str, tuple[int, ...]]] = field(default_factory=list)
     parent: list[IntColumn] = field(default_factory=list)
 
@@ -209,9 +211,9 @@ class Assembler:
         return self.made[self._add_structure(records, np.lexsort((records.start, records.node)))]
 
     def _add_structure(self, records: StepRecords, canonical: IntColumn) -> int:
-        by_node: list[list[int]] = [[] for _ in self.nodes]
-        for record, node in enumerate(records.node.tolist()):
-            by_node[node].append(record)
+        ends = np.searchsorted(records.node[canonical], np.arange(len(self.nodes) + 1)).tolist()
+        sorted_records = array("i", canonical.astype(np.int32).tobytes())
+        by_node = [sorted_records[begin:end] for begin, end in pairwise(ends)]
         slots = [tuple(o[0] for o in outputs) for outputs in self.signatures.values]
         flow = FlowAnalysis(self._flow_nodes, by_node, [slots[s] for s in records.signature.tolist()]).run()
         order = execution_order(records.start, flow)
@@ -235,24 +237,25 @@ class Assembler:
         columns, base = self.columns, self.bounds[-1]
         row_of = np.empty(len(order), np.int64)
         row_of[order] = np.arange(len(order)) + base
-        rows = row_of.tolist()
-        signature = records.signature.tolist()
+        rows = array("i", row_of.astype(np.int32).tobytes())
+        signature = array("i", records.signature.astype(np.int32).tobytes())
         first_tensor = len(columns.tensor_execution)
-        tensor_of: list[int] = [0] * len(order)
-        for record in order.tolist():
+        tensor_of = array("i", bytes(4 * len(order)))
+        in_order = array("i", order.astype(np.int32).tobytes())
+        for record in in_order:
             tensor_of[record] = first_tensor
             outputs = self.signatures.values[signature[record]]
             columns.tensor_execution.extend([rows[record]] * len(outputs))
             columns.tensor_signature.extend(outputs)
             first_tensor += len(outputs)
         ordinal = [{o[0]: k for k, o in enumerate(outputs)} for outputs in self.signatures.values]
-        for record in order.tolist():
+        for record in in_order:
             found = [
                 tensor_of[producer] + ordinal[signature[producer]][port]
                 for producer, port in flow.inputs[record]
                 if producer >= 0 and port in ordinal[signature[producer]]
             ]
-            waited = list(dict.fromkeys(rows[producer] for producer in flow.control[record]))
+            waited = list(dict.fromkeys(rows[producer] for producer in flow.control.of(record) if producer >= 0))
             columns.inputs.extend(found)
             columns.input_counts.append(len(found))
             columns.control.extend(waited)
@@ -350,10 +353,13 @@ class Assembler:
         frame_rows = self._add_frames()
         flat = flatten_source(self.lifted.graph_def)
         self._add_source_nodes(flat)
-        variables = self._add_graph(frame_rows, flat)
+        self._add_graph(frame_rows, flat)
         self._add_interface()
-        tensor_buffers = self._add_memory(variables)
-        made: dict[str, Any] = self.builder_tables(tensor_buffers)
+        memory = self._memory()
+        made: dict[str, Any] = self.builder_tables(memory.tensor_buffer) | {
+            "buffers": memory.buffers,
+            "allocations": memory.allocations,
+        }
         paths = np.array(self.paths, np.int64).reshape(-1, 4)
         frame = np.array([*frame_rows, -1], np.int64)[paths[:, 1]]
         made["paths"] = t.Paths(parent=paths[:, 0], frame=frame, instance=paths[:, 2], iteration=paths[:, 3])
@@ -363,7 +369,8 @@ class Assembler:
         """The builder's tables, with executions and tensors made from their columns."""
         columns, builder = self.columns, self.builder
         number: dict[tuple[int, str, tuple[int, ...]], int] = {}
-        codes = np.array([number.setdefault(output, len(number)) for output in columns.tensor_signature], np.int64)
+        outputs = columns.tensor_signature
+        codes = np.fromiter((number.setdefault(output, len(number)) for output in outputs), np.int64, len(outputs))
         slots, dtypes, shapes, items = (
             np.array(values, np.int64)[codes]
             for values in (
@@ -384,12 +391,12 @@ class Assembler:
             kind=np.where(parent >= 0, t.EXECUTION_EXPANDED, t.EXECUTION_OP),
             timed=parent < 0,
             input_offsets=_bounds(columns.input_counts),
-            input=np.array(columns.inputs, np.int64),
+            input=np.array(columns.inputs, np.int32),
             control_offsets=_bounds(columns.control_counts),
-            control=np.array(columns.control, np.int64),
+            control=np.array(columns.control, np.int32),
         )
         made["tensors"] = t.Tensors(
-            execution=np.array(columns.tensor_execution, np.int64),
+            execution=np.array(columns.tensor_execution, np.int32),
             port=slots,
             dtype=dtypes,
             shape=shapes,
@@ -437,8 +444,8 @@ class Assembler:
                 input_port=[p for _, p in inputs],
             )
 
-    def _add_graph(self, frame_rows: Sequence[int], flat: Sequence[SourceNode]) -> dict[str, int]:
-        """Add nodes, constants and variables; returns the row of each variable by name."""
+    def _add_graph(self, frame_rows: Sequence[int], flat: Sequence[SourceNode]) -> None:
+        """Add nodes, constants and variables."""
         variables = {v.name: i for i, v in enumerate(self.lifted.variables)}
         inner = [
             GraphNode(name, op.op, device, dict(op.attributes), op.definition, inputs) for name, op, inputs, device in self.inner_nodes
@@ -488,7 +495,6 @@ class Assembler:
                 slot_name=variable.slot_name,
                 node=self.node_index.get(variable.node_name, -1),
             )
-        return variables
 
     def _add_interface(self) -> None:
         found: dict[str, list[tuple[str, int]]] = {"_arg": [], "_retval": []}
@@ -509,33 +515,57 @@ class Assembler:
                 producer, port = self.nodes[end].inputs[0]
                 self.builder.interface(name, t.FETCH, producer, port, self.roles.get(name, ""))
 
-    def _add_memory(self, variables: Mapping[str, int]) -> IntColumn:
-        """Add the memory step's buffers and allocations; returns the buffer of each tensor."""
-        buffers = np.full(len(self.columns.tensor_execution), -1, np.int64)
+    def _memory(self) -> MemoryTables:
+        """The memory step's buffers and allocations, and the buffer of each tensor."""
+        tensor_buffer = np.full(len(self.columns.tensor_execution), -1, np.int32)
         if self.memory_step is None or self.memory_step[1].memory is None:
-            return buffers
+            return MemoryTables(tensor_buffer, t.Buffers.empty(), t.Allocations.empty())
         step, records = self.memory_step
         memory = self.memory_step[1].memory
         base = self.bounds[self._memory_structure]
         known: dict[tuple[int, int], int] = {}
-        first = int(np.searchsorted(self.columns.tensor_execution, base))
-        for k, record in enumerate(self._memory_pick.tolist()):
+        origins, addresses, sizes = array("B"), array("Q"), array("q")
+        owners, executions, changes, times = array("i"), array("i"), array("q"), array("q")
+        tensor = int(np.searchsorted(np.asarray(self.columns.tensor_execution), base))
+        for k, record in enumerate(array("q", self._memory_pick.astype(np.int64).tobytes())):
             made: list[tuple[int, int]] = []
             op = self.nodes[int(records.node[record])].op
             origin = t.BUFFER_FEED if op == "_Arg" else t.BUFFER_VARIABLE if op == "ReadVariableOp" else t.BUFFER_ALLOCATOR
-            for slot, size, address in memory.outputs[record]:
+            for _, size, address in memory.outputs(record):
                 if address:
-                    key = (address, size)
-                    if key not in known:
-                        known[key] = self.builder.add("buffers", origin=origin, address=address, size_bytes=size)
-                    buffers[first + slot_position(memory.outputs[record], slot)] = known[key]
-                    made.append((size, known[key]))
-            first += len(memory.outputs[record])
-            for when, size in memory.allocations[record]:
-                owner = next((b for s, b in made if s == size), -1)
-                self.builder.add("allocations", step=step, execution=base + k, size_bytes=size, time=when, buffer=owner)
-        self.builder.sort_allocations()
-        return buffers
+                    buffer = known.setdefault((address, size), len(known))
+                    if buffer == len(addresses):
+                        origins.append(origin)
+                        addresses.append(address)
+                        sizes.append(size)
+                    tensor_buffer[tensor] = buffer
+                    made.append((size, buffer))
+                tensor += 1
+            for when, size in memory.allocations(record):
+                owners.append(next((b for s, b in made if s == size), -1))
+                executions.append(base + k)
+                changes.append(size)
+                times.append(when)
+        buffers = t.Buffers(origin=np.array(origins), address=np.array(addresses), size_bytes=np.array(sizes))
+        time = np.array(times, np.int64)
+        order = np.argsort(time, kind="stable")
+        allocations = t.Allocations(
+            step=np.full(len(order), step, np.int32),
+            execution=np.array(executions)[order],
+            size_bytes=np.array(changes)[order],
+            time=time[order],
+            buffer=np.array(owners)[order],
+        )
+        return MemoryTables(tensor_buffer, buffers, allocations)
+
+
+@dataclass(frozen=True)
+class MemoryTables:
+    """What is known of a step's memory; `tensor_buffer` is the buffer of each tensor, -1 where it is not known."""
+
+    tensor_buffer: IntColumn
+    buffers: t.Buffers
+    allocations: t.Allocations
 
 
 def _touched_variables(nodes: Sequence[GraphNode], handles: Mapping[int, int]) -> dict[int, list[tuple[int, bool]]]:
@@ -548,21 +578,14 @@ def _touched_variables(nodes: Sequence[GraphNode], handles: Mapping[int, int]) -
     return {node: found for node, found in enumerate(touched) if found}
 
 
-def slot_position(outputs: Sequence[tuple[int, int, int]], slot: int) -> int:
-    """Where a slot stands among the recorded outputs."""
-    return next(k for k, (s, _, _) in enumerate(outputs) if s == slot)
-
-
 def execution_order(start: IntColumn, flow: Flow) -> IntColumn:
     """Records by start, with ties (and clock errors) settled by dependency: a topological order."""
-    late = any(p > r for r, inputs in enumerate(flow.inputs) for p, _ in inputs)
-    late = late or any(p > r for r, waited in enumerate(flow.control) for p in waited)
-    if not late:
+    if not flow.inputs.any_later() and not flow.control.any_later():
         return np.arange(len(start))
     waiting = [0] * len(start)
     after: list[list[int]] = [[] for _ in range(len(start))]
     for record in range(len(start)):
-        for producer in {p for p, _ in flow.inputs[record] if p >= 0} | set(flow.control[record]):
+        for producer in {p for p in (*flow.inputs.of(record), *flow.control.of(record)) if p >= 0}:
             after[producer].append(record)
             waiting[record] += 1
     ready = [(int(start[r]), r) for r, count in enumerate(waiting) if count == 0]

@@ -20,9 +20,13 @@ This module knows no TensorFlow: it works on op type names and numbers.
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fathom_trace.errors import CaptureError
 
@@ -69,16 +73,54 @@ class Missing:
     recorded: int
 
 
+class Edges:
+    """Who each record depended on, in 4 bytes an edge: `edges[r]` are the (producer record, port) of record r, `of(r)` without ports.
+
+    Where the producer is missing it is -1.
+    """
+
+    def __init__(self, counts: NDArray[np.int64], has_ports: bool) -> None:
+        """`counts` are how many edges each record has; all are missing until `put`."""
+        self.offsets = array("q", np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)]).astype(np.int64).tobytes())
+        self.producer = array("i", bytes(4 * self.offsets[-1]))
+        self.port = array("i", bytes(4 * self.offsets[-1] if has_ports else 0))
+
+    def put(self, record: int, producers: Sequence[int], ports: Sequence[int] = ()) -> None:
+        """Set the edges of a record, as many as it has."""
+        at = self.offsets[record]
+        for k, producer in enumerate(producers):
+            self.producer[at + k] = producer
+        for k, port in enumerate(ports):
+            self.port[at + k] = port
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, record: int) -> list[tuple[int, int]]:
+        begin, end = self.offsets[record], self.offsets[record + 1]
+        return list(zip(self.producer[begin:end], self.port[begin:end], strict=True))
+
+    def of(self, record: int) -> list[int]:
+        """The producers of a record."""
+        return self.producer[self.offsets[record] : self.offsets[record + 1]].tolist()
+
+    def any_later(self) -> bool:
+        """True when a record depends on one with a higher number."""
+        offsets: NDArray[np.int64] = np.frombuffer(self.offsets, np.int64)
+        consumer = np.repeat(np.arange(len(self)), offsets[1:] - offsets[:-1])
+        return bool(np.any(np.frombuffer(self.producer, np.int32) > consumer)) if len(self.producer) else False
+
+
 @dataclass(frozen=True)
 class Flow:
-    """The result, by record. `path[r]` is a row of `paths`; `inputs[r]` are (producer record, port); -1 where the producer is missing.
+    """The result, by record. `path[r]` is a row of `paths`; `inputs[r]` are (producer record, port), `control.of(r)` producer records.
 
     `paths` are (parent, frame, instance, iteration), the root first. `frames` are loop names, `frame_parents` their enclosing loops.
     """
 
     path: list[int]
-    inputs: list[list[tuple[int, int]]]
-    control: list[list[int]]
+    inputs: Edges
+    control: Edges
     paths: list[tuple[int, int, int, int]]
     frames: list[str]
     frame_parents: list[int]
@@ -101,7 +143,7 @@ class FlowAnalysis:
         self.in_tags: list[Tags] = [()] * count
         self.out_tags: list[Tags] = [()] * count
         self.slot_tags: list[dict[int, Tags]] = [{} for _ in range(count)]
-        self.position: list[dict[int, int] | None] = [None] * count
+        self._places: dict[int, dict[int, int]] = {}
         self.missing: list[Missing] = []
         self.surplus: list[Missing] = []
         self._meets: dict[tuple[int, int], tuple[Tags, Tags, Tags]] = {}
@@ -350,29 +392,36 @@ class FlowAnalysis:
         spec = self.nodes[producer]
         if spec.op in ENTER and spec.is_constant:
             tag = self.first_of[tag]
-        table = self.position[producer]
-        if table is None:
-            table = self.position[producer] = dict(zip(self.out_tags[producer], self.records[producer], strict=False))
-        return table.get(tag, -1)
+        tags, records = self.out_tags[producer], self.records[producer]
+        places = self._places.get(id(tags))  # of tuples that `out_tags` keeps; most nodes of a loop share one
+        if places is None:
+            places = self._places[id(tags)] = {each: place for place, each in enumerate(tags)}
+        place = places.get(tag, -1)
+        return records[place] if 0 <= place < len(records) else -1
 
     def _edges(self) -> Flow:
         total = len(self.slots)
         path = [ROOT] * total
-        inputs: list[list[tuple[int, int]]] = [[] for _ in range(total)]
-        control: list[list[int]] = [[] for _ in range(total)]
+        input_counts, control_counts = np.zeros(total, np.int64), np.zeros(total, np.int64)
+        for node, spec in enumerate(self.nodes):
+            known = np.asarray(self.records[node][: len(self.in_tags[node])], np.int64)
+            input_counts[known] = 1 if spec.op in MERGE else len(spec.inputs)
+            control_counts[known] = len(spec.control)
+        inputs, control = Edges(input_counts, has_ports=True), Edges(control_counts, has_ports=False)
         node_frame = [-1] * len(self.nodes)
         for node, spec in enumerate(self.nodes):
             tags, records = self.in_tags[node], self.records[node]
+            ports = [port for _, port in spec.inputs]
             if tags:
                 node_frame[node] = self.paths[tags[0]][1]
             for tag, record in zip(tags, records, strict=False):
                 path[record] = tag
                 if spec.op in MERGE:
-                    inputs[record] = self._merge_input(node, tag)
+                    inputs.put(record, *self._merge_input(node, tag))
                 else:
-                    inputs[record] = [(self._record_at(p, tag), port) for p, port in spec.inputs]
-                waited = [self._record_at(p, tag) for p in spec.control]
-                control[record] = [r for r in waited if r >= 0]
+                    inputs.put(record, [self._record_at(p, tag) for p, _ in spec.inputs], ports)
+                if spec.control:
+                    control.put(record, [self._record_at(p, tag) for p in spec.control])
         return Flow(
             path=path,
             inputs=inputs,
@@ -392,8 +441,8 @@ class FlowAnalysis:
             self._slot_sets[key] = frozenset(self.slot_tags[switch].get(port, ()))
         return self._slot_sets[key]
 
-    def _merge_input(self, node: int, tag: int) -> list[tuple[int, int]]:
-        """The one live input of a Merge at `tag`."""
+    def _merge_input(self, node: int, tag: int) -> tuple[list[int], list[int]]:
+        """The one live input of a Merge at `tag`: its producer and port."""
         is_header, first = node in self.header_frame, self.paths[tag][3] == 0
         for producer, port in self.nodes[node].inputs:
             is_back = self.nodes[producer].op in NEXT
@@ -403,5 +452,5 @@ class FlowAnalysis:
                 continue
             record = self._record_at(producer, tag)
             if record >= 0:
-                return [(record, port)]
-        return [(-1, 0)]
+                return [record], [port]
+        return [-1], [0]

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
+from tensorflow.core.framework import graph_pb2
 
 from fathom_trace import tables as t
 from fathom_trace.capture import CaptureRequest, Observe, Plan, Progress, StepValues
@@ -229,10 +230,13 @@ def _executed_graph(runner: Runner, subject: Subject, plan: Plan, progress: Prog
     """
     progress("reading the executed graph", 0, 1)
     _, run = runner.trace(next(subject.batches), with_graphs=True)
-    graphs = list(run.metadata.partition_graphs)
+    # parsed anew: a part of a message keeps all of it in memory, here all the records of a step
+    graphs = [graph_pb2.GraphDef.FromString(graph.SerializeToString()) for graph in run.metadata.partition_graphs]
     nodes = read_graphs(graphs)
     functions = [f for g in (runner.lifted.graph_def, *graphs) for f in g.library.function]
-    if not any(d.node_stats for d in run.metadata.step_stats.dev_stats):
+    has_records = any(d.node_stats for d in run.metadata.step_stats.dev_stats)
+    del run
+    if not has_records:
         raise CaptureError("TensorFlow returned no op records for a traced step; the trace would be empty, so none is written")
     if plan.stage == "source" and any(n.op.startswith("_Mkl") for n in nodes):
         raise CaptureError(
@@ -264,7 +268,10 @@ def _steps(runner: Runner, assembler: Assembler, subject: Subject, plan: Plan, p
         with_memory = done < plan.memory_steps
         with collector_paused():
             records = read_step(run.metadata.step_stats, assembler.node_index, assembler.signatures, with_memory, plan.max_events)
-            step = assembler.add_step(records, context(run.wall_ns))
+            wall_ns = run.wall_ns
+            del run  # its records are read: while they are assembled, and the next step runs, they are in memory no more
+            step = assembler.add_step(records, context(wall_ns))
+            del records
         if observe:
             fed = {name: value for name, (_, value) in runner.lifted.captured.items()}
             observe(StepValues(step, {**fed, **values}, before, outputs, runner.variable_values()))
