@@ -249,7 +249,7 @@ def random_times(source: Path, other: Path, folder: Path, arguments: argparse.Na
             yield from at_times(Program(name, words(source, target), target), arguments.times, generator, lambda old=old: _made(old))
     if arguments.captures and (not arguments.only or "capture" in arguments.only):
         target = folder / "captured.h5"
-        words = ["capture", "autoenc", "--preset", "tiny", "--steps", "2", "-o", str(target)]
+        words = ["capture", "autoenc", "--mode", "inference", "--preset", "tiny", "--steps", "1", "-o", str(target)]
         capture = Program("capture autoenc (tiny)", words, target, is_sound)
         yield from at_times(capture, arguments.captures, generator, lambda: _copied(source, target))
 
@@ -267,7 +267,7 @@ def _copied(source: Path, target: Path) -> None:
 
 
 def _sweep_words(folder: Path) -> list[str]:
-    return ["sweep", "autoenc", "--preset", "tiny", "--modes", "training,inference", "--steps", "2", "-o", str(folder)]
+    return ["sweep", "autoenc", "--preset", "tiny", "--modes", "training,inference", "--steps", "1", "-o", str(folder)]
 
 
 def sweeps_at_steps(source: Path, count: int, generator: random.Random) -> Iterator[Row]:

@@ -13,8 +13,10 @@ def main() -> int:
         status = run(sys.argv[1:])
         if "signal" in sys.modules:  # all is done: an interrupt that comes while the interpreter ends has nothing to tell
             import signal
+            from contextlib import suppress
 
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            with suppress(ValueError):  # not the main thread: no interrupt comes here
+                signal.signal(signal.SIGINT, signal.SIG_DFL)
         return status
     except KeyboardInterrupt:
         ending = sys.modules.get("fathom_trace.ending")
