@@ -129,9 +129,9 @@ def row(name: str, arguments: argparse.Namespace) -> str:
     whole = sum(each.values())
     parts = ", ".join(f"{part} {format_ns(spent)}" for part, spent in each.items())
     size, metadata = size_of(trace), max(trace.provenance["run_metadata_bytes"])
-    options = "".join(f" `{pair}`" for pair in arguments.settings)
+    title = " ".join([f"{name} {arguments.mode}", *(f"`{text}`" for text in (arguments.preset, *arguments.settings))])
     return (
-        f"| {name} {arguments.mode} `{arguments.preset}`{options} | {count:,} | {format_ns(whole)} ({parts}) | {format_ns(alone / count * 1e9)} |"
+        f"| {title} | {count:,} | {format_ns(whole)} ({parts}) | {format_ns(alone / count * 1e9)} |"
         f" {whole / (alone / count * 1e9):.1f} | {format_bytes(size)} | {format_bytes(metadata)} | {format_bytes(memory.peak)} |"
         f" {memory.peak / size:.1f} |"
     )
