@@ -83,7 +83,7 @@ def test_columns_are_read_once_and_alone(tmp_path: Path) -> None:
     assert "control" not in vars(found.executions)
     assert "start" not in vars(found.step_times)
     assert found.step_times.done[0] > 0
-    assert {"scheduled", "start", "end", "done"} <= vars(found.step_times).keys()  # stored as differences of each other
+    assert {"start", "end", "done"} <= vars(found.step_times).keys()  # stored as differences of each other
     assert "lane" not in vars(found.step_times)
     with pytest.raises(AttributeError, match="no attribute 'nodes'"):
         found.executions.nodes  # type: ignore[attr-defined]  # noqa: B018
@@ -231,3 +231,60 @@ def test_info_full_checks_a_large_trace(large: Path, capsys: pytest.CaptureFixtu
     text = capsys.readouterr().out
     assert "causality" in text
     assert "not checked" not in text
+
+
+# --- commands -----------------------------------------------------------------------------------------------------------------------
+
+
+def test_times_are_read_as_far_as_they_are_asked_for(tmp_path: Path) -> None:
+    """Scheduled times are a column that the others do not need; asked for later, they alone are read."""
+    whole = with_jitter(300, 300)
+    store.save(whole, tmp_path / "a.h5")
+    times = store.load(tmp_path / "a.h5", lazy=True).step_times
+    assert times.done.tolist() == whole.step_times.done.tolist()
+    assert {"start", "end", "done"} <= vars(times).keys()
+    assert "scheduled" not in vars(times)
+    before = bytes_read()
+    assert times.scheduled.tolist() == whole.step_times.scheduled.tolist()
+    size = (tmp_path / "a.h5").stat().st_size
+    assert bytes_read() - before < size / 3
+    assert times.start.tolist() == whole.step_times.start.tolist()
+
+
+def damaged_times(path: Path) -> None:
+    """Flip a bit in the middle of the stored `start` of `step_times`; the file keeps its size, but no seal would tell its content."""
+    with h5py.File(path, "r") as file:
+        chunk = file["step_times/start"].id.get_chunk_info(0)
+    content = bytearray(path.read_bytes())
+    content[chunk.byte_offset + chunk.size // 2] ^= 0x10
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["ops", "a.h5"],
+        ["ops", "a.h5", "--steps", "2"],
+        ["memory", "a.h5", "--time", "..1ms"],
+        ["whatif", "a.h5", "--speedup", "Conv2D=2"],
+        ["export", "a.h5", "table", "-o", "out"],
+        ["export", "a.h5", "perfetto", "-o", "out"],
+        ["report", "a.h5", "--out", "out"],
+        ["convert", "a.h5", "out.pb"],
+        ["info", "a.h5"],
+    ],
+    ids=" ".join,
+)
+def test_a_command_that_meets_damage_says_so_once_and_leaves_nothing(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    store.save(with_jitter(200, 12), "a.h5")
+    damaged_times(Path("a.h5"))
+    assert run(words) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert "a.h5" in err
+    assert "damaged" in err
+    assert [p.name for p in tmp_path.iterdir()] == ["a.h5"]

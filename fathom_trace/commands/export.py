@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     folder = Path(arguments.output or f"{Path(arguments.file).with_suffix('')}-{name}")
     check_folder(folder, arguments.force, REPORT_NAME)
     choice = choice_of(arguments)
-    report, found = export(load(Path(arguments.file)), name, folder, settings, arguments.force, choice)
+    report, found = export(load(Path(arguments.file), lazy=True), name, folder, settings, arguments.force, choice)
     if arguments.json:
         print_json({"folder": folder, "report": report, "totals": report.totals(), "check": found})
     else:

@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     from fathom_trace.terminal import print_json
 
     choice = choice_of(arguments)
-    trace, part = selected(load(Path(arguments.file)), choice)
+    trace, part = selected(load(Path(arguments.file), lazy=True), choice)
     found = memory(trace)
     if arguments.json:
         print_json({**found.to_dict(trace, arguments.top), **({"selection": part.to_dict()} if part else {})})

@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     from fathom_trace.terminal import print_json
 
     choice = choice_of(arguments)
-    trace, part = selected(load(Path(arguments.file)), choice)
+    trace, part = selected(load(Path(arguments.file), lazy=True), choice)
     found = profile(trace, by=arguments.by)
     shown = replace(found, rows=found.rows[: arguments.top])
     if arguments.json:

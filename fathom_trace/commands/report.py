@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     with ProgressBar() as bar:
         traces = measure_files(
             files,
-            lambda file: selected(load(file), choice)[0],
+            lambda file: selected(load(file, lazy=True), choice)[0],
             lambda file: bar(file.name, next(done), len(files)),
             left_out,
             drops_ends=not choice.steps,

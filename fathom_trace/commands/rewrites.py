@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     traces = []
     for stage in ("source", "optimized"):
         file = Path(getattr(arguments, stage))
-        traces.append(load(file))
+        traces.append(load(file, lazy=True))
         _check_stage(file, traces[-1], stage)
     source, optimized = traces
     _check_program(source, optimized)

@@ -182,6 +182,23 @@ class Source:
             stored = {key: self._values(columns[key].path, blocks) for key in keys}
         return decode_away(table, stored)
 
+    def difference_to(self, column: StoredColumn, other: Array, blocks: Sequence[Block] | None) -> Array:
+        """A column that is stored as a difference to `other`, which is known.
+
+        Raises:
+            TraceFileError: it is damaged.
+            TraceError: values do not fit it.
+        """
+        with _damage(self.path):
+            values = wrapped(self._values(column.path, blocks))
+        if len(values) != len(other):
+            raise TraceError(f"trace is damaged: {column.table}: its times have different lengths")
+        if column.difference is not None and column.difference.row_before:
+            values[1:] += other[:-1]
+        else:
+            values += other
+        return fit(column, values)
+
     def _compact_times(self, blocks: Sequence[Block]) -> dict[str, Array]:
         """The four times of a file that stores them compactly."""
         columns = stored_columns(StepTimes)
@@ -225,15 +242,36 @@ class _OnDemand:
         Raises:
             TraceFileError: it is damaged, contradicts another, or is too large for this machine.
         """
-        columns = stored_columns(type(table))
-        together = [k for k, c in columns.items() if c.difference is not None] if columns[key].difference else [key]
         try:
             blocks = by_execution(self.trace.structures, self.trace.steps, len(table)) if isinstance(table, StepTimes) else None
-            table.put(self.source.columns(type(table), together, blocks), lambda k: self._check(table, k))
+            table.put(self._found(table, key, blocks), lambda k: self._check(table, k))
         except TraceError as error:
             raise TraceFileError(f"{self.source.path}: {error}") from None
         except MemoryError:
             raise TraceFileError(f"{self.source.path} needs more memory than there is; use a larger machine") from None
+
+    def _found(self, table: Table, key: str, blocks: Sequence[Block] | None) -> dict[str, Array]:
+        """The column `key`, and others that had to be read with it."""
+        column = stored_columns(type(table))[key]
+        other = column.difference.other if column.difference else ""
+        if other and other != key and other in vars(table) and not self._is_compact(type(table), key):
+            return {key: self.source.difference_to(column, vars(table)[other], blocks)}
+        return self.source.columns(type(table), self._together(type(table), key), blocks)
+
+    def _is_compact(self, table: type[Table], key: str) -> bool:
+        return table is StepTimes and key in compact.KEYS and compact.AFTER in self.source.found
+
+    def _together(self, table: type[Table], key: str) -> list[str]:
+        """The columns that are read with `key`: those that it is a difference of, in turn, and of compact times all four."""
+        columns = stored_columns(table)
+        if self._is_compact(table, key):
+            return list(compact.KEYS)
+        found = [key]
+        for each in found:
+            difference = columns[each].difference
+            if difference is not None and difference.other not in found:
+                found.append(difference.other)
+        return [k for k in columns if k in found]
 
     def _check(self, table: Table, key: str) -> None:
         self.trace.check_column(table.name, key)
