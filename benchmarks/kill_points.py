@@ -61,6 +61,12 @@ class Row:
     how: str
     killed: list[Killed] = field(default_factory=list)
 
+    def add(self, killed: Killed) -> None:
+        """One more; each of these takes a while, so it is told at once."""
+        self.killed.append(killed)
+        number = signal.Signals(killed.number).name
+        print(f"{self.command}: {number} {killed.step}: {killed.stands} stands {killed.fault}".rstrip(), file=sys.stderr, flush=True)
+
     def markdown(self) -> str:
         """A row of the table."""
         stands = Counter(k.stands for k in self.killed)
@@ -222,7 +228,8 @@ def at_times(program: Program, count: int, generator: random.Random, make_old: C
                 make_old()
             number = SIGNALS[len(row.killed) % 3]
             killed = program.kill(generator.uniform(0, program.took_s), number, state(program.target))
-            row.killed += [] if killed.stands == "too late" else [killed]
+            if killed.stands != "too late":
+                row.add(killed)
         yield row
     _remove(program.target)
 
@@ -342,18 +349,20 @@ def sweeps(count: int, generator: random.Random) -> Iterator[Row]:
             i = len(row.killed)
             number = SIGNALS[i % 3]
             before = _traces(folder)
-            ended = program.run(generator.uniform(0, program.took_s), number)
+            after_s = generator.uniform(0, program.took_s)
+            step = f"after {after_s:.2f} of {program.took_s:.2f} s"
+            ended = program.run(after_s, number)
             if ended == TOO_LATE:
                 _remove(folder)
                 continue
             fault = _orphans(folder) or _lost(before, folder) or _ended_oddly(ended, number)
             if i % 3 == 2 or len(_traces(folder)) == 2:  # give it again, to its end, then begin anew
-                row.killed.append(_again(folder, program.run, before, "", number, fault))
+                row.add(_again(folder, program.run, before, step, number, fault))
                 _remove(folder)
             else:
                 after = _traces(folder)
                 stands = "new" if len(after) > len(before) else "old" if after else "nothing"
-                row.killed.append(Killed("", number, stands, len(_partials(folder)), fault))
+                row.add(Killed(step, number, stands, len(_partials(folder)), fault))
         yield row
 
 
