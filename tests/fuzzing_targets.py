@@ -556,7 +556,8 @@ def read_timit(folder: Path) -> object:
     return next(timit.read_batches(folder, 12, 8, 1, "training", 1, 0))["features"].sum()
 
 
-def _example(encoded: bytes, label: int, boxes: Sequence[float]) -> bytes:
+def example(encoded: bytes, label: int, boxes: Sequence[float]) -> bytes:
+    """A record of ImageNet."""
     from fathom_trace.generated.tensorflow_example_pb2 import Example
 
     example = Example()
@@ -567,7 +568,8 @@ def _example(encoded: bytes, label: int, boxes: Sequence[float]) -> bytes:
     return bytes(example.SerializeToString(deterministic=True))
 
 
-def _framed(payload: bytes) -> bytes:
+def framed(payload: bytes) -> bytes:
+    """A record as a TFRecord file holds it."""
     length = struct.pack("<Q", len(payload))
     return length + struct.pack("<I", masked_crc32c(length)) + payload + struct.pack("<I", masked_crc32c(payload))
 
@@ -582,11 +584,11 @@ def _picture(kind: str) -> bytes:
 
 def _imagenet_seeds() -> list[Files]:
     pictures = [_picture(kind) for kind in ("JPEG", "PNG")]
-    records = [_example(pictures[0], 7, (0.1, 0.2, 0.8, 0.9)), _example(pictures[1], 1000, ())]
+    records = [example(pictures[0], 7, (0.1, 0.2, 0.8, 0.9)), example(pictures[1], 1000, ())]
     return [
-        {"train-00000": b"".join(map(_framed, records))},
-        {"train-00000": _framed(records[0])},
-        {"train-00000": _framed(records[1])},
+        {"train-00000": b"".join(map(framed, records))},
+        {"train-00000": framed(records[0])},
+        {"train-00000": framed(records[1])},
     ]
 
 
@@ -606,7 +608,7 @@ def mutate_tfrecord(random: Random, data: bytes, others: Sequence[bytes]) -> byt
         payloads[which] = _with_other_picture(random, payloads[which])
     else:
         payloads[which] = mutate_wire(random, payloads[which])
-    made = b"".join(map(_framed, payloads))
+    made = b"".join(map(framed, payloads))
     if random.random() < 0.05:
         length = struct.pack("<Q", random.choice(INTEGERS) % (1 << 64))
         made += length + struct.pack("<I", masked_crc32c(length)) + bytes(20)

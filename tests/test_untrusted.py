@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import struct
 import tracemalloc
@@ -12,10 +13,10 @@ from random import Random
 from typing import Any
 
 import pytest
-from fuzzing_targets import answered, exported, tiny
+from fuzzing_targets import answered, example, exported, framed, tiny
 
 from fathom_trace import exporting
-from fathom_trace.data import babi, mnist, timit
+from fathom_trace.data import babi, imagenet, mnist, timit
 from fathom_trace.errors import MOST_CHARACTERS, DataError, ExportError, FathomError, ScenarioError, UnknownNameError, printable
 from fathom_trace.exporter import MOST_PROBLEMS, REPORT_NAME, CheckReport, read_layer_map, read_report
 from fathom_trace.loops.projections import MOST_COUNTED, distinct
@@ -236,6 +237,17 @@ def test_a_promise_of_images_takes_no_memory(tmp_path: Path) -> None:
     path.write_bytes(struct.pack(">4I", mnist.IMAGE_MAGIC, 2**32 - 1, 28, 28) + bytes(784))
     with pytest.raises(DataError, match="found 784"):
         mnist.read_images(path)
+
+
+def test_an_image_is_not_unpacked_beyond_what_its_bytes_hold(tmp_path: Path) -> None:
+    """81 million black pixels in a PNG of some kB, which would take 400 MB in colour."""
+    image = pytest.importorskip("PIL.Image")
+    stream = io.BytesIO()
+    image.new("1", (9000, 9000)).save(stream, "PNG")
+    assert len(stream.getvalue()) < 20_000
+    (tmp_path / "train-0").write_bytes(framed(example(stream.getvalue(), 7, ())))
+    with pytest.raises(DataError, match=r"record 0: expected a photograph in image/encoded, found 9000 x 9000 pixels in \d+ bytes"):
+        next(imagenet.read_batches(tmp_path, 8, 8, 1000, "training", 1, 0))
 
 
 def test_numbers_of_many_digits_and_other_scripts_are_none(tmp_path: Path) -> None:

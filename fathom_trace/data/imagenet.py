@@ -49,6 +49,9 @@ _ASPECT_RANGE = (3 / 4, 4 / 3)
 _COVERED_SHARE = 0.1
 _ATTEMPTS = 100
 
+_FREE_PIXELS, _PIXELS_PER_BYTE = 24_000_000, 100
+"""An image may unpack to 24 million pixels, or to 100 times its bytes where that is more: photographs have about 10 pixels a byte."""
+
 Region = tuple[float, float, float, float]
 
 
@@ -188,6 +191,7 @@ def _prepare(image: LabelledImage, size: tuple[int, int], mode: str, generator: 
             warnings.simplefilter("error", pillow.DecompressionBombWarning)
             # One image of the original data set is a PNG under a JPEG's name.
             picture = pillow.open(io.BytesIO(image.encoded), formats=("JPEG", "PNG"))
+            _refuse_bomb(picture.size, image)
             picture = picture.convert("RGB")
     except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError, pillow.DecompressionBombWarning) as error:
         raise DataError(f"{image.origin}: expected a JPEG image in image/encoded: {one_line(error)}") from None
@@ -201,6 +205,15 @@ def _prepare(image: LabelledImage, size: tuple[int, int], mode: str, generator: 
     picture = picture.resize((size[1], size[0]), pillow.Resampling.BILINEAR, box=region)
     pixels = np.asarray(picture, np.float32) / np.float32(127.5) - np.float32(1)
     return pixels[:, ::-1] if is_flipped else pixels
+
+
+def _refuse_bomb(size: tuple[int, int], image: LabelledImage) -> None:
+    """Raises `DataError` for more pixels than so few bytes hold of a photograph."""
+    pixels, most = math.prod(size), max(_FREE_PIXELS, _PIXELS_PER_BYTE * len(image.encoded))
+    if pixels > most:
+        raise DataError(
+            f"{image.origin}: expected a photograph in image/encoded, found {size[0]} x {size[1]} pixels in {len(image.encoded)} bytes"
+        )
 
 
 def _central_region(height: int, width: int) -> Region:
