@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 CONNECT_S = 5
 """How long the scheduler may take to answer."""
-WORKERS_S = 10.0
+WORKERS_S = 20.0
 """How long to wait for a first worker."""
 STOP_S = 5.0
 

@@ -63,7 +63,7 @@ class Nodes:
 
     def add_worker(self, known: bool = True) -> subprocess.Popen[bytes]:
         """A worker of one thread that nothing starts again; of a cluster it is known when it has joined."""
-        words = ["--scheduler-file", str(self.file), "--no-nanny", "--nthreads", "1", "--no-dashboard"]
+        words = ["--scheduler-file", str(self.file), "--no-nanny", "--nthreads", "1", "--no-dashboard", "--death-timeout", "60"]
         self.processes.append(self.begin("worker", *words, "--local-directory", str(self.folder), known=known))
         return self.processes[-1]
 
@@ -86,6 +86,8 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
     try:
         nodes.add_worker()
         nodes.add_worker()
+        with client_of(nodes) as client:
+            client.wait_for_workers(2)
         yield nodes
     finally:
         nodes.end()
@@ -115,8 +117,6 @@ def manifest_of(folder: Path) -> list[dict[str, Any]]:
 
 def test_an_interrupted_sweep_stops_its_captures_and_leaves_no_trace(nodes: Nodes, tmp_path: Path) -> None:
     """The capture would take hours: that its process is gone says that it was stopped."""
-    with client_of(nodes) as client:
-        client.wait_for_workers(2)
 
     def interrupt(text: str) -> None:
         if "runs on" in text:
