@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 
 from fathom_trace.capture.stepstats import Signatures, dtype_name, read_step
@@ -120,3 +122,37 @@ def test_output_lists_are_told_apart_by_slot_dtype_and_shape() -> None:
     assert read_step(message, {"a": 0}, signatures).signature.tolist() == [0, 1, 2, 3, 4, 5, 0, 4]
     names = {1: "float32", 2: "float64"}
     assert [list(found) for found in signatures.values] == [[(slot, names[d], dims) for slot, d, dims in o] for o in given[:6]]
+
+
+def test_reading_takes_some_hundred_bytes_a_record() -> None:
+    """20,000 records: four times of 8 bytes and two numbers of 4 are 40 bytes, which are there as read, from the origin on, and sorted.
+
+    With what Python lists grow ahead that is below 200. Tuples of Python's integers alone would be 88 + 4 * 32 = 216.
+    """
+    message = stats(("/device:CPU:0", [("a", i, 1) for i in range(20_000)]))
+    signatures = Signatures()
+    read_step(message, {"a": 0}, signatures)
+    tracemalloc.start()
+    records = read_step(message, {"a": 0}, signatures)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(records) == 20_000
+    assert peak < 200 * 20_000
+
+
+def test_memory_follows_the_order_of_start() -> None:
+    """Two records, the later one first: outputs and allocations (at 7 and 9 us after the origin, +64 and -64 bytes) stay with theirs."""
+    message = stats(("/device:CPU:0", [("late", 5, 9), ("early", 0, 1)]))
+    late, early = message.dev_stats[0].node_stats
+    output = late.output.add(slot=1)
+    output.tensor_description.allocation_description.allocated_bytes = 64
+    output.tensor_description.allocation_description.ptr = 2**63 + 8
+    used = late.memory.add()
+    used.allocation_records.add(alloc_micros=ORIGIN_US + 7, alloc_bytes=64)
+    used.allocation_records.add(alloc_micros=ORIGIN_US + 9, alloc_bytes=-64)
+    early.output.add(slot=0).tensor_description.allocation_description.requested_bytes = 16
+    records = read_step(message, {"late": 0, "early": 1}, Signatures(), with_memory=True)
+    assert records.node.tolist() == [1, 0]
+    assert records.memory is not None
+    assert [records.memory.outputs(r) for r in (0, 1)] == [[(0, 16, 0)], [(1, 64, 2**63 + 8)]]
+    assert [records.memory.allocations(r) for r in (0, 1)] == [[], [(7_000, 64), (9_000, -64)]]
