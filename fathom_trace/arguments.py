@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from fathom_trace.errors import UnknownNameError
+from fathom_trace.errors import UnknownNameError, printable
 
 if TYPE_CHECKING:
     from fathom_trace.selecting import Choice, Part
@@ -71,7 +71,7 @@ class Parser(argparse.ArgumentParser):
         unknown = re.match(r"unrecognized arguments: (--[^ =]+)", message)
         if unknown:
             message = str(UnknownNameError("option", unknown[1], set(re.findall(r"--[a-z][a-z-]*", self.format_usage()))))
-        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+        self.exit(2, f"{self.prog}: {printable(message)}; see {self.prog} --help\n")
 
 
 def add_trace(parser: argparse.ArgumentParser) -> None:
