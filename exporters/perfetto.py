@@ -952,8 +952,10 @@ class _ReadingJson:
             self.place.append(place)
             seen.add(event["tid"], start, event["dur"], seen.names.number(event["name"]), event["args"].get("execution", -1))
         else:
-            for column, value in zip(self.sides[what], (event["id"], place, start), strict=True):
-                column.append(value)
+            ids, places, times = self.sides[what]
+            ids.append(event["id"])
+            places.append(place)
+            times.append(start)
         return len(self.problems) <= MOST_PROBLEMS
 
     def _is_sound(self, event: Mapping[str, Any]) -> bool:
@@ -961,7 +963,7 @@ class _ReadingJson:
         arguments = event.get("args", {})
         execution = arguments.get("execution", 0) if isinstance(arguments, dict) else None
         numbers = (event["pid"], event.get("tid", 0), event["ts"], event.get("dur", 0), event.get("id", 0), execution)
-        return all(type(n) is int and 0 <= n < 2**63 for n in numbers) and type(event["name"]) is str
+        return set(map(type, numbers)) == {int} and min(numbers) >= 0 and max(numbers) < 2**63 and type(event["name"]) is str
 
     def finish(self) -> None:
         """Every flow has two ends, the first not after the second, and each where a slice begins."""
