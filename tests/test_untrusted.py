@@ -12,12 +12,24 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import h5py
+import numpy as np
 import pytest
+from fuzzing_hdf5 import sealed
 from fuzzing_targets import answered, example, exported, framed, tiny
 
-from fathom_trace import exporting
+from fathom_trace import exporting, store
 from fathom_trace.data import babi, imagenet, mnist, timit
-from fathom_trace.errors import MOST_CHARACTERS, DataError, ExportError, FathomError, ScenarioError, UnknownNameError, printable
+from fathom_trace.errors import (
+    MOST_CHARACTERS,
+    DataError,
+    ExportError,
+    FathomError,
+    ScenarioError,
+    TraceFileError,
+    UnknownNameError,
+    printable,
+)
 from fathom_trace.exporter import MOST_PROBLEMS, REPORT_NAME, CheckReport, read_layer_map, read_report
 from fathom_trace.loops.projections import MOST_COUNTED, distinct
 from fathom_trace.terminal import print_pairs, print_table
@@ -290,3 +302,16 @@ def test_names_in_tables_cannot_steer_a_terminal(capsys: pytest.CaptureFixture[s
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["name", "a\\x1b[2J", "b\\nc", "k\\r"]
     assert all(line.isprintable() for line in lines)
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_offsets_without_a_value_are_refused(lazy: bool, tmp_path: Path) -> None:
+    """A table of offsets alone would have -1 rows."""
+    store.save(tiny(), tmp_path / "a.h5")
+    with h5py.File(tmp_path / "a.h5", "r+") as file:
+        del file["structures/execution_offsets"]
+        file["structures/execution_offsets"] = np.zeros(0, np.int64)
+    data = (tmp_path / "a.h5").read_bytes()
+    (tmp_path / "b.h5").write_bytes(data if lazy else sealed(data))
+    with pytest.raises(TraceFileError, match="structures has offsets without a value"):
+        store.load(tmp_path / "b.h5", lazy=lazy)

@@ -108,6 +108,8 @@ class Reader:
             for c in stored_columns(table).values()
             if c.spec.is_offsets or not c.spec.ragged
         }
+        if min(rows) < 0:
+            self._refuse(table.name, "has offsets without a value; there is one more than rows")
         if len(rows) > 1:
             self._refuse(table.name, f"has columns of {min(rows)} and of {max(rows)} rows")
 
