@@ -26,7 +26,7 @@ from fathom_trace.exporters import REGISTRY
 
 SLOW = {"hdf5": 24, "hdf5-lazy": 16, "check-table": 20, "check-scale_sim": 30}
 """Inputs of readers that take long for one; of the others, `INPUTS`."""
-INPUTS = 50
+INPUTS = 40
 SEED = 7
 
 REACHED = {
