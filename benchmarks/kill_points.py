@@ -34,13 +34,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-import fathom_trace.sweep
+import fathom_trace.sweeps.sweep
 from fathom_trace import placing
-from fathom_trace.collection import Capture
 from fathom_trace.errors import ExportError, FathomError
 from fathom_trace.report import pictures
 from fathom_trace.store import load, save
 from fathom_trace.summary import summarize
+from fathom_trace.sweeps.collection import Capture
 from tests.killing import Command, Ended, Killed, State, command, judge, left_beside, run, state, steps
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -287,7 +287,7 @@ def sweeps_at_steps(source: Path, count: int, generator: random.Random) -> Itera
         save(made, file, force="--force" in flags)
         return Capture(workload, mode, str(file), " ".join(words), 1, 1, "")
 
-    real, fathom_trace.sweep.capture_one = fathom_trace.sweep.capture_one, copied
+    real, fathom_trace.sweeps.sweep.capture_one = fathom_trace.sweeps.sweep.capture_one, copied
     with tempfile.TemporaryDirectory() as base:
         folder, kept, tempfile.tempdir = Path(base) / "traces", Path(base) / "kept", base
         try:
@@ -317,7 +317,7 @@ def sweeps_at_steps(source: Path, count: int, generator: random.Random) -> Itera
                     row.killed.append(_again(folder, partial(run, work), before, names[at], number, fault))
                 yield row
         finally:
-            fathom_trace.sweep.capture_one, tempfile.tempdir = real, None
+            fathom_trace.sweeps.sweep.capture_one, tempfile.tempdir = real, None
 
 
 def _again(folder: Path, give: Callable[[], Ended], before: dict[str, State], step: str, number: int, fault: str) -> Killed:

@@ -46,7 +46,7 @@ from fathom_trace.exporter import REPORT_NAME, read_layer_map, write_report
 from fathom_trace.exporters import REGISTRY
 from fathom_trace.options import describe_options, parse_pairs
 from fathom_trace.selecting import Choice, parse_span, parse_steps, part_of
-from fathom_trace.sweep_file import read_sweep
+from fathom_trace.sweeps.sweep_file import read_sweep
 from fathom_trace.trace import Trace
 from fathom_trace.units import parse_duration_ns, parse_quantity
 from fathom_trace.whatif.accelerator import read_accelerator

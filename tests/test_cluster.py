@@ -23,16 +23,16 @@ import pytest
 from small import diamond
 
 from fathom_trace import __version__
-from fathom_trace.alone import only_one
-from fathom_trace.apart import Errand, capture_environment
 from fathom_trace.cli import run
-from fathom_trace.cluster import PROBE, Cluster, misfit, wanted_versions
-from fathom_trace.collection import MANIFEST
-from fathom_trace.engine import DONE, LOST, RUNNING
-from fathom_trace.projecting import Step, project_piece
 from fathom_trace.store import load, save
-from fathom_trace.sweep import MADE, Point, sweep
-from fathom_trace.sweep_file import read_sweep
+from fathom_trace.sweeps.alone import only_one
+from fathom_trace.sweeps.apart import Errand, capture_environment
+from fathom_trace.sweeps.cluster import PROBE, Cluster, misfit, wanted_versions
+from fathom_trace.sweeps.collection import MANIFEST
+from fathom_trace.sweeps.engine import DONE, LOST, RUNNING
+from fathom_trace.sweeps.projecting import Step, project_piece
+from fathom_trace.sweeps.sweep import MADE, Point, sweep
+from fathom_trace.sweeps.sweep_file import read_sweep
 from fathom_trace.whatif import Settings, parse_scenario
 
 pytestmark = pytest.mark.capture
@@ -182,7 +182,7 @@ def captures_of(nodes: Nodes) -> list[int]:
     found = []
     for process in psutil.process_iter(["pid", "cmdline"]):
         words = process.info["cmdline"] or []
-        if "fathom_trace.tied" in words and any(str(nodes.folder) in word for word in words):
+        if "fathom_trace.sweeps.tied" in words and any(str(nodes.folder) in word for word in words):
             found.append(process.info["pid"])
     return found
 
@@ -248,7 +248,7 @@ def test_a_worker_that_lacks_the_package_is_named(nodes: Nodes, tmp_path: Path, 
 
 
 def test_no_scheduler_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("fathom_trace.cluster.CONNECT_S", 1)
+    monkeypatch.setattr("fathom_trace.sweeps.cluster.CONNECT_S", 1)
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         address = f"tcp://127.0.0.1:{nobody.getsockname()[1]}"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fathom_trace.collection import MANIFEST, capture_all
+from fathom_trace.sweeps.collection import MANIFEST, capture_all
 
 pytestmark = pytest.mark.capture
 pytest.importorskip("tensorflow")

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from fathom_trace.engine import (
+from fathom_trace.errors import ClusterError, ScenarioError
+from fathom_trace.sweeps.engine import (
     DONE,
     FAILED,
     LOST,
@@ -24,7 +25,6 @@ from fathom_trace.engine import (
     Update,
     Worker,
 )  # fmt: skip
-from fathom_trace.errors import ClusterError, ScenarioError
 
 A, B, C = Worker("tcp://1", "one", "m1"), Worker("tcp://2", "one", "m1"), Worker("tcp://3", "two", "m2")
 

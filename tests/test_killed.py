@@ -15,10 +15,10 @@ import small
 from killing import Command, Ended, judge, run, state, steps
 
 from fathom_trace import placing
-from fathom_trace.collection import Capture, write_manifest
 from fathom_trace.errors import ExportError
 from fathom_trace.report import pictures
 from fathom_trace.store import save
+from fathom_trace.sweeps.collection import Capture, write_manifest
 
 KILL, TERM, INT = signal.SIGKILL, signal.SIGTERM, signal.SIGINT
 

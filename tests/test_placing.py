@@ -16,7 +16,6 @@ import pytest
 import small
 
 from fathom_trace import placing
-from fathom_trace.alone import only_one
 from fathom_trace.cli import run
 from fathom_trace.destination import check_folder, replacing_folder
 from fathom_trace.errors import CaptureError, ExportError, TraceFileError
@@ -24,6 +23,7 @@ from fathom_trace.exporters import REGISTRY
 from fathom_trace.exporting import check, export
 from fathom_trace.store import load, save
 from fathom_trace.store.files import replacing
+from fathom_trace.sweeps.alone import only_one
 
 ROOT = Path(__file__).parents[1]
 MARKER = "export.json"

@@ -358,7 +358,7 @@ def test_all_workloads_can_be_captured_without_running(monkeypatch: pytest.Monke
         asked.extend(flags)
         return []
 
-    monkeypatch.setattr("fathom_trace.collection.capture_all", note)
+    monkeypatch.setattr("fathom_trace.sweeps.collection.capture_all", note)
     assert run(["capture", "all", "--static", "--json", "-o", str(tmp_path / "traces")]) == 0
     assert "--static" in asked
 

@@ -13,17 +13,17 @@ from pathlib import Path
 import pytest
 from profiles import timed
 
-import fathom_trace.sweep
-from fathom_trace.alone import only_one
+import fathom_trace.sweeps.sweep
 from fathom_trace.cli import run
-from fathom_trace.collection import MANIFEST, Capture
-from fathom_trace.engine import DONE as ENDED
-from fathom_trace.engine import LOST, RUNNING, Attempt, Task, Update
 from fathom_trace.errors import CaptureError, OptionError
 from fathom_trace.report.captured import measure_files
 from fathom_trace.report.parallelism import groups_by_threads
 from fathom_trace.store import load, save
-from fathom_trace.sweep import DONE, FAILED, MADE, Point, points, sweep
+from fathom_trace.sweeps.alone import only_one
+from fathom_trace.sweeps.collection import MANIFEST, Capture
+from fathom_trace.sweeps.engine import DONE as ENDED
+from fathom_trace.sweeps.engine import LOST, RUNNING, Attempt, Task, Update
+from fathom_trace.sweeps.sweep import DONE, FAILED, MADE, Point, points, sweep
 
 FLAGS = ["--seed", "0"]
 
@@ -55,7 +55,7 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
             save(timed([{"MatMul": 7}], workload=workload, mode=mode, command_line=" ".join(words)), file, force=True)
         return Capture(workload, mode, str(file), " ".join(words), 1, 1, "no memory" if workload == "memnet" else "")
 
-    monkeypatch.setattr(fathom_trace.sweep, "capture_one", fake)
+    monkeypatch.setattr(fathom_trace.sweeps.sweep, "capture_one", fake)
     return made
 
 
@@ -185,7 +185,10 @@ def test_two_captures_of_one_name_are_refused(tmp_path: Path, captures: list[lis
 
 def test_one_sweep_at_a_time(tmp_path: Path) -> None:
     """A second process is refused while the first holds the lock, and not afterwards."""
-    code = f"from pathlib import Path\nfrom fathom_trace.alone import only_one\nwith only_one(Path({str(tmp_path)!r})): print('alone')"
+    code = (
+        "from pathlib import Path\nfrom fathom_trace.sweeps.alone import only_one\n"
+        f"with only_one(Path({str(tmp_path)!r})): print('alone')"
+    )
 
     def other() -> subprocess.CompletedProcess[str]:
         root = Path(__file__).parents[1]

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from fathom_trace.cli import command_parser, run
 from fathom_trace.errors import FathomError
-from fathom_trace.sweep import Point
-from fathom_trace.sweep_file import MOST_POINTS, read_sweep
+from fathom_trace.sweeps.sweep import Point
+from fathom_trace.sweeps.sweep_file import MOST_POINTS, read_sweep
 from fathom_trace.workloads import REGISTRY
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "sweep.yaml"

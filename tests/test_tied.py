@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 from small import diamond
 
-from fathom_trace.alone import NAME, only_one
 from fathom_trace.errors import CaptureError
 from fathom_trace.store import save
-from fathom_trace.tied import Tied
+from fathom_trace.sweeps.alone import NAME, only_one
+from fathom_trace.sweeps.tied import Tied
 
 ROOT = Path(__file__).parents[1]
 ENDLESS = """\
@@ -75,7 +75,8 @@ def test_an_error_in_its_parent_ends_it(folder: Path) -> None:
 
 def test_it_ends_when_its_parent_is_killed_and_has_the_lock_until_then(folder: Path) -> None:
     code = (
-        "import sys, time\nfrom pathlib import Path\nfrom fathom_trace.alone import only_one\nfrom fathom_trace.tied import Tied\n"
+        "import sys, time\nfrom pathlib import Path\n"
+        "from fathom_trace.sweeps.alone import only_one\nfrom fathom_trace.sweeps.tied import Tied\n"
         f"folder = Path({str(folder)!r})\nwith only_one(folder) as lock:\n    Tied({WORDS!r}, folder, [lock])\n    time.sleep(100_000)\n"
     )
     with subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT)}) as parent:

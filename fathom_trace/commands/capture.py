@@ -96,9 +96,9 @@ def _run_all(arguments: argparse.Namespace) -> int:
     """Capture every workload in both modes; 1 when one of them failed."""
     import sys
 
-    from fathom_trace.collection import capture_all, print_captures
     from fathom_trace.destination import check_writable
     from fathom_trace.errors import OptionError
+    from fathom_trace.sweeps.collection import capture_all, print_captures
     from fathom_trace.terminal import print_json
     from fathom_trace.workloads import REGISTRY
 

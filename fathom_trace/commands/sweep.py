@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 from fathom_trace.arguments import add_force, add_json, at_least
 
 if TYPE_CHECKING:
-    from fathom_trace.engine import Executor
-    from fathom_trace.sweep import Outcome, Point
+    from fathom_trace.sweeps.engine import Executor
+    from fathom_trace.sweeps.sweep import Outcome, Point
 
 LISTS = ("modes", "preset", "stages", "batch_size", "threads", "steps", "seed")
 """Arguments that say what a sweep file would say."""
@@ -58,7 +58,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Capture; 1 when a capture failed."""
     from fathom_trace.destination import check_writable
-    from fathom_trace.sweep import check_names, sweep
+    from fathom_trace.sweeps.sweep import check_names, sweep
 
     wanted, flags = chosen(arguments)
     if arguments.dry_run:
@@ -87,8 +87,8 @@ def chosen(arguments: argparse.Namespace) -> tuple[list[Point], list[str]]:
     """
     from fathom_trace.capture.environment import STAGES
     from fathom_trace.errors import OptionError, UnknownNameError
-    from fathom_trace.sweep import SEMINAL, SOURCE, points
-    from fathom_trace.sweep_file import SUFFIXES, read_sweep
+    from fathom_trace.sweeps.sweep import SEMINAL, SOURCE, points
+    from fathom_trace.sweeps.sweep_file import SUFFIXES, read_sweep
     from fathom_trace.workload import MODES, choose_mode
     from fathom_trace.workloads import REGISTRY
 
@@ -114,7 +114,7 @@ def _executor(arguments: argparse.Namespace) -> Executor | None:
     """The cluster to capture on; None: this machine."""
     if not arguments.scheduler:
         return None
-    from fathom_trace.cluster import Cluster
+    from fathom_trace.sweeps.cluster import Cluster
 
     return Cluster(arguments.scheduler, alone=True, tell=_tell, needs_tensorflow=True)
 
@@ -125,9 +125,9 @@ def _tell(text: str) -> None:
 
 def _print(arguments: argparse.Namespace, folder: Path, outcomes: Sequence[Outcome]) -> int:
     """Print what became of the captures; returns the exit status."""
-    from fathom_trace.collection import print_captures
-    from fathom_trace.engine import LOST
-    from fathom_trace.sweep import DONE, FAILED
+    from fathom_trace.sweeps.collection import print_captures
+    from fathom_trace.sweeps.engine import LOST
+    from fathom_trace.sweeps.sweep import DONE, FAILED
     from fathom_trace.terminal import print_json
 
     failed = sum(outcome.status == FAILED for outcome in outcomes)

@@ -186,8 +186,8 @@ def _compare(
 
 
 def _on_cluster(trace: Trace, arguments: argparse.Namespace, named: dict[str, Scenario], settings: Settings) -> Comparison:
-    from fathom_trace.cluster import Cluster
-    from fathom_trace.projecting import Step, project_spread
+    from fathom_trace.sweeps.cluster import Cluster
+    from fathom_trace.sweeps.projecting import Step, project_spread
     from fathom_trace.terminal import ProgressBar
 
     step = Step(trace, settings)

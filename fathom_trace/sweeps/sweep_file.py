@@ -28,7 +28,7 @@ from typing import Any
 
 from fathom_trace.errors import FathomError, OptionError, UnknownNameError, one_line
 from fathom_trace.options import parse_pairs
-from fathom_trace.sweep import SEMINAL, SOURCE, Point, check_names
+from fathom_trace.sweeps.sweep import SEMINAL, SOURCE, Point, check_names
 from fathom_trace.whatif.documents import read_document
 from fathom_trace.workload import MODES, choose_mode
 

@@ -14,10 +14,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fathom_trace.engine import Attempt
 from fathom_trace.errors import one_line
+from fathom_trace.sweeps.engine import Attempt
+from fathom_trace.sweeps.tied import Tied
 from fathom_trace.terminal import print_table
-from fathom_trace.tied import Tied
 from fathom_trace.units import format_bytes, format_ns
 from fathom_trace.workload import MODES
 

@@ -18,9 +18,9 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeVar
 
 from fathom_trace import __version__
-from fathom_trace.apart import run_task, stop
-from fathom_trace.engine import ENDS, FAILED, LOST, Message, Spread, Task, Updates, Worker
 from fathom_trace.errors import ClusterError, one_line
+from fathom_trace.sweeps.apart import run_task, stop
+from fathom_trace.sweeps.engine import ENDS, FAILED, LOST, Message, Spread, Task, Updates, Worker
 
 T = TypeVar("T")
 

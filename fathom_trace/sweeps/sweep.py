@@ -17,11 +17,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any, cast
 
-from fathom_trace.alone import only_one
-from fathom_trace.apart import capture_apart
-from fathom_trace.collection import Capture, capture_one, read_manifest, update_manifest
-from fathom_trace.engine import ENDS, LOST, Attempt, Executor, Here, Task, Update
 from fathom_trace.errors import CaptureError, FathomError, OptionError, one_line
+from fathom_trace.sweeps.alone import only_one
+from fathom_trace.sweeps.apart import capture_apart
+from fathom_trace.sweeps.collection import Capture, capture_one, read_manifest, update_manifest
+from fathom_trace.sweeps.engine import ENDS, LOST, Attempt, Executor, Here, Task, Update
 
 SOURCE, SEMINAL = "source", "seminal"
 DONE, MADE, FAILED = "there already", "captured", "failed"

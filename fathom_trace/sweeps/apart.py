@@ -13,11 +13,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fathom_trace.alone import only_one
-from fathom_trace.collection import capture_in
-from fathom_trace.engine import DONE, FAILED, RUNNING, WAITING, now
 from fathom_trace.errors import CaptureError, FathomError, one_line
-from fathom_trace.tied import Tied
+from fathom_trace.sweeps.alone import only_one
+from fathom_trace.sweeps.collection import capture_in
+from fathom_trace.sweeps.engine import DONE, FAILED, RUNNING, WAITING, now
+from fathom_trace.sweeps.tied import Tied
 from fathom_trace.units import format_bytes
 
 MOST_TRACE_BYTES = 500_000_000

@@ -8,9 +8,9 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from fathom_trace.apart import Errand
-from fathom_trace.engine import Executor, Task
 from fathom_trace.errors import ClusterError
+from fathom_trace.sweeps.apart import Errand
+from fathom_trace.sweeps.engine import Executor, Task
 from fathom_trace.trace import Trace
 from fathom_trace.whatif import Comparison, Scenario, Settings, project_all
 from fathom_trace.whatif.baseline import Base, base_of

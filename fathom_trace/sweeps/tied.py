@@ -25,7 +25,7 @@ class Tied(subprocess.Popen[str]):
         watched, self._rope = os.pipe()
         try:
             super().__init__(
-                [sys.executable, "-m", "fathom_trace.tied", str(watched), str(folder), *arguments],
+                [sys.executable, "-m", "fathom_trace.sweeps.tied", str(watched), str(folder), *arguments],
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
                 pass_fds=[watched, *keep_open], env=environment,
             )  # fmt: skip
