@@ -106,7 +106,7 @@ OUT_OF_MEMORY = "out of memory; take a smaller --batch-size or --preset, fewer -
 @pytest.mark.parametrize(
     ("error", "status", "message"),
     [
-        (FathomError("two\nlines"), 1, "two lines"),
+        (FathomError("two\nlines"), 1, "two\\nlines"),
         (KeyboardInterrupt(), 130, "interrupted; nothing was written under the final name"),
         (MemoryError(), 1, OUT_OF_MEMORY),
         (OSError(12, "Cannot allocate memory"), 1, OUT_OF_MEMORY),
