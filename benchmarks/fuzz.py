@@ -3,9 +3,8 @@
     python -m benchmarks.fuzz [READER...] [--inputs 100000] [--seed 1] [--seconds 600] [-o fuzz] [--list]
     python -m benchmarks.fuzz READER --atheris [--seconds 600]
 
-Readers and mutators are those of `tests/fuzzing_targets.py`; what counts as a finding is said in `tests/fuzzing.py`. `--seconds`
-is for each
-reader. The inputs of findings are left in OUTPUT/READER/findings, with the traceback. The exit status is 1 if there are any.
+Readers and mutators are those of `tests/fuzzing_targets.py`; what counts as a finding is said in `tests/fuzzing.py`. `--seconds` is
+for each reader. The inputs of findings are left in OUTPUT/READER/findings, with the traceback. The exit status is 1 if there are any.
 
 With `--atheris` (pip install atheris) libFuzzer chooses what to mutate, by the lines and comparisons that an input reaches in this project;
 half of its mutations are those of the structured mutators. It takes one reader of a single file, and ends at the first finding.
