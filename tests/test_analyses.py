@@ -12,9 +12,10 @@ from small import loop
 
 from fathom_trace.builder import TraceBuilder
 from fathom_trace.errors import TraceError, UnknownNameError
+from fathom_trace.report.analyses import analyse
 from fathom_trace.report.captured import kept, measure
 from fathom_trace.report.heat_map import heat_map
-from fathom_trace.report.parallelism import COMPUTED, FITTED, groups_by_threads, scale
+from fathom_trace.report.parallelism import COMPUTED, FITTED, groups_by_threads, in_no_group, scale
 from fathom_trace.report.similarity import AVERAGE, cosine_distance, similarity
 from fathom_trace.report.skew import skew
 from fathom_trace.report.stationarity import rank_sum_p, series, stationarity
@@ -330,3 +331,42 @@ def test_traces_are_compared_over_threads() -> None:
     ]
     assert found.whole.speedup == pytest.approx((1, 1000 / 600))
     assert dict(found.extrapolated) == {n: pytest.approx(1000 / (800 / n + 200)) for n in (4, 8, 16, 32, 64)}
+
+
+def test_projections_and_parts_are_not_taken_for_measurements() -> None:
+    """100 ns on 1 thread and 50 on 2 were measured; a projection of 10 ns on 1 thread, and a part of 20, belong to neither."""
+    times = {"projected": {"scenario": "MatMul=10"}}, {"selection": "layer:fc"}
+    traces = [captured("memnet", {"MatMul": time}, intra_threads=n) for n, time in ((1, 100), (2, 50))]
+    traces += [captured("memnet", {"MatMul": time}, intra_threads=1, **more) for time, more in zip((10, 20), times, strict=True)]
+    [found] = groups_by_threads(traces)
+    assert (found.label, found.repeats, found.whole.time_ns) == ("memnet", (1, 1), (100, 50))
+    assert in_no_group(traces) == traces[2:]
+    traces += [captured("memnet", {"MatMul": 10}, intra_threads=2, **times[0])]
+    assert [group.label for group in groups_by_threads(traces)] == ["memnet", "memnet MatMul=10"]
+    report = analyse(traces)
+    assert {c.label for c in report.traces} == {
+        "memnet training (1 threads, whole)", "memnet training (2 threads, whole)", "memnet training (1 threads, only layer:fc)",
+        "memnet training, projected (1 threads)", "memnet training, projected (2 threads)",
+    }  # fmt: skip
+    assert "projected, not measured: MatMul=10" in traces[2].setting
+    assert {label for fact in report.facts for label in fact.traces if "projected" in label or "only" in label} == set()
+    [share] = [fact for fact in report.facts if fact.name == "row totals"]
+    assert share.traces == ("memnet training (2 threads, whole)",)
+
+
+def test_a_projection_is_no_partner_of_a_measurement() -> None:
+    """Training took 40 ns, inference 10; a projected inference of 1 ns gives no ratio of 40."""
+    projected = {"projected": {"scenario": "MatMul=10"}}
+    traces = [
+        captured("vgg", {"MatMul": 40}),
+        captured("vgg", {"MatMul": 1}, mode="inference", **projected),
+        captured("vgg", {"MatMul": 10}, mode="inference"),
+    ]
+    found = training_inference(traces)
+    assert [(pair.label, pair.ratio) for pair in found.pairs] == [("vgg", 4.0)]
+    assert found.left_out == (traces[1].label,)
+
+
+def test_a_step_whose_operations_take_no_time_has_figures() -> None:
+    found = measure(timed([{"_Arg": 0, "MatMul": 0}]), "x.h5")
+    assert (found.total_ns, found.exclusions[-1].share) == (0, 0)

@@ -19,6 +19,7 @@ from fathom_trace.rewrites import rewrites
 from fathom_trace.selecting import select
 from fathom_trace.store import load, save
 from fathom_trace.trace import Trace
+from fathom_trace.whatif import find_limits, from_results, parse_scenario, project, project_all
 
 READ_NO_TRACE = {"capture", "sweep", "check", "workloads", "exporters"}
 """The commands that read no trace. A new command stands here, or takes selections."""
@@ -88,6 +89,33 @@ def test_a_what_if_of_a_part_is_of_its_op_time(here: Path, capsys: pytest.Captur
 def test_what_is_outside_the_part_is_not_sped_up(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["whatif", "network.h5", "--speedup", "MatMul=10", "--layer", "conv1"]) == 1
     assert "no op type that ran is called 'MatMul'; there are: Conv2D, Placeholder" in capsys.readouterr().err
+
+
+def test_what_is_outside_the_part_is_counted_nowhere() -> None:
+    """Conv1 is the convolution and its weights, of which there are four more inputs outside."""
+    part = select(network(), layer="conv1")
+    projection = project(part, parse_scenario(["Conv2D=10"]))
+    assert projection.executions == 2
+    assert {o.op: o.count for o in projection.ops} == {"Conv2D": 1, "Placeholder": 1}
+    assert not [note for note in projection.notes if "without a valid time" in note]
+    limits = find_limits(part)
+    assert {row.name: row.executions for row in limits.layers} == {"conv1": 1 + 1}
+    assert sum(row.executions for row in limits.kinds) == 2
+    assert project_all(part, {"a": parse_scenario(["Conv2D=2"])}).executions == 2
+
+
+def test_no_change_gives_time_to_what_is_outside_the_part(here: Path) -> None:
+    """A predicate that is true of everything, and times for everything: only conv1's 1,000 and 10 ns change."""
+    part, before = select(network(), layer="conv1"), select(network(), layer="conv1").median_durations(0)
+    Path("all.py").write_text("def select(execution):\n    return True\n")
+    for scenario in (
+        parse_scenario(["predicate:all.py=5ns"]),
+        from_results(network(), dict.fromkeys(range(len(part.executions)), 5.0)),
+    ):
+        projection = project(part, scenario)
+        assert projection.times.duration_ns.tolist() == [5.0 if time else 0.0 for time in before.tolist()]
+        assert sum(projection.times.duration_ns) == 10
+        assert [s.executions for s in projection.selected] == [2]
 
 
 # --- convert ----------------------------------------------------------------------------------------------------------------------

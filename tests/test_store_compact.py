@@ -120,6 +120,14 @@ def test_the_period_of_a_clock_is_found(period_ns: float) -> None:
     assert find_period(np.diff(read)) / 2**24 == pytest.approx(period_ns, rel=1e-5)
 
 
+def test_a_period_is_found_where_all_differences_are_long() -> None:
+    """None is below 200 ns, where the search for the exact period begins."""
+    ticks = np.random.default_rng(1).integers(30, 400, 5_000)
+    read = np.floor(np.cumsum(ticks) * 10.0188).astype(np.int64)
+    with np.errstate(all="raise"):
+        assert find_period(np.diff(read)) / 2**24 == pytest.approx(10.0188, rel=1e-5)
+
+
 def test_a_clock_of_nanoseconds_has_no_period() -> None:
     assert find_period(np.random.default_rng(1).exponential(2_000, 5_000).astype(np.int64)) == 0
     assert find_period(np.full(5_000, 1_000)) == 0

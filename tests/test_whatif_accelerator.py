@@ -255,6 +255,22 @@ def test_there_is_one_accelerator_however_many_workers(tmp_path: Path) -> None:
     assert sorted(projection.schedule.start_ns.tolist()) == [0, 0, 0, 0, 95]
 
 
+def test_waiting_for_the_accelerator_is_no_scheduling_anomaly(tmp_path: Path) -> None:
+    """Two Relus of 1,000 ns side by side; the accelerator takes 2 x 4 x 100 bytes / 1 GB/s = 800 ns for each, one after the other."""
+    builder = TraceBuilder()
+    x = builder.node("x", "Placeholder")
+    given = builder.execution(x, outputs=[("float32", [100])])
+    for k in range(2):
+        relu = builder.node(f"relu{k}", "Relu", inputs=[(x, 0)], attributes={"T": "float32"})
+        builder.execution(relu, inputs=[builder.tensor(given)], outputs=[("float32", [100])])
+    builder.step(builder.end_structure(), start=[0, 0, 0], done=[0, 1000, 1000], lane=[0, 0, 1])
+    text = "covers: [elementwise]\npeak: 1 TFLOP/s\nbandwidth: 1 GB/s\nlink: none\n"
+    projection = project(builder.build({"inter_threads": 2}), accelerate(tmp_path, text))
+    assert (projection.replay.before_ns, projection.replay.after_ns) == (1000, 1600)
+    assert projection.notes[-1].endswith("1.6 times as long: what the accelerator covers runs there one after the other")
+    assert not [note for note in projection.notes if "anomaly" in note]
+
+
 # --- descriptions -------------------------------------------------------------------------------------------------------------
 
 

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from fathom_trace.builder import TraceBuilder
+from fathom_trace.tables import Allocations
 from fathom_trace.trace import Trace
 from fathom_trace.whatif import Scenario, Settings, fit_scaling, project
 from fathom_trace.whatif.alike import matching, with_alike_steps
+from fathom_trace.whatif.projected import digest
 from tests.small import diamond, loop
 
 
@@ -91,3 +93,14 @@ def test_numbers_of_random_orders() -> None:
     for step in range(9):
         by_node = dict(zip(trace.executions.node[trace.structure_rows(step)].tolist(), trace.durations(step).tolist(), strict=True))
         assert merged.durations(step).tolist() == [by_node[n] for n in merged.executions.node[merged.structure_rows(0)].tolist()]
+
+
+def test_a_projected_trace_is_of_the_capture_as_it_was() -> None:
+    """The digest is of the captured trace; allocations of a step of another structure are of executions that are not projected."""
+    trace = words([(3, 10, 20), (4, 12, 26), (4, 30, 22)])
+    rows = [{"step": s, "execution": int(trace.structure_rows(s).start), "size_bytes": 8, "time": 1, "buffer": -1} for s in (0, 1)]
+    for step in (0, 1):
+        recorded = trace.replace(allocations=Allocations.from_rows([rows[step]]))
+        made = project(recorded, Scenario()).to_trace()
+        assert made.provenance["projected"]["of"] == digest(recorded)
+        assert made.allocations.execution.tolist() == ([0] if step == 0 else [])

@@ -100,6 +100,26 @@ def test_copies_of_an_accelerator_are_in_the_wait(tmp_path: Path) -> None:
     assert (made.provenance["projected"]["transfers"], made.provenance["projected"]["transfers_ns"]) == (5, 2044)
 
 
+def test_a_copy_for_the_next_step_is_in_the_wall_time(tmp_path: Path) -> None:
+    """A variable of 20 bytes is read at 0-1 us and written there by what is covered, until 1 + 1.02 us; its copy takes 20 us more."""
+    builder = TraceBuilder()
+    variable = builder.variable("w", "float32", [5])
+    read = builder.node("read", "ReadVariableOp", attributes={"dtype": "float32"}, reads=[variable])
+    write = builder.node("write", "AssignVariableOp", inputs=[(read, 0)], attributes={"dtype": "float32"}, writes=[variable])
+    value = builder.execution(read, outputs=[("float32", [5])])
+    builder.execution(write, inputs=[builder.tensor(value)])
+    builder.step(builder.end_structure(), start=[0, 1000], done=[1000, 2000])
+    text = 'covers: ["op:AssignVariableOp"]\npeak: 1 TFLOP/s\nbandwidth: 1 GB/s\noverhead: 1us\nlink: {bandwidth: 1 MB/s}\n'
+    (tmp_path / "a.yaml").write_text(text)
+    projection = project(builder.build({"inter_threads": 1}), parse_scenario(["hardware:a.yaml"], Context(tmp_path)))
+    made = projection.to_trace()
+    transfers = projection.times.transfer_ns
+    assert transfers == 40_000  # there for the assignment, and back for the next step
+    assert made.steps.client_wall_ns[0] == round(projection.makespan_ns)
+    assert made.steps.span_ns[0] == pytest.approx(projection.makespan_ns - 20_000, abs=1)
+    assert check(made).problems == []
+
+
 def test_another_structure_keeps_its_own_executions() -> None:
     made = project(loop(), parse_scenario(["MatMul=inf"]), Settings(structure=1)).to_trace()
     assert made.traced_steps == (0,)

@@ -218,3 +218,29 @@ def test_the_size_of_an_execution_is_that_on_the_fewest_threads() -> None:
     model = fit_scaling([mixed(2, long=3_000_000), mixed(1, long=3_000_000)])
     assert set(model.sized_ops) == {("Mul", 0), ("Mul", 3)}
     assert model.sized_ops["Mul", 3].serial == pytest.approx(0.25)
+
+
+def test_a_capture_on_more_threads_is_scaled_by_the_same_fits() -> None:
+    """A MatMul of 20 ms with s = 0.2 takes 8 ms on 4 threads: the time of another size, but the fit stays that of 20 ms."""
+
+    def sized(threads: int) -> Trace:
+        builder = TraceBuilder()
+        times = [int(c * (s + (1 - s) / threads)) for c, s in ((20_000_000, 0.2), (3_000_000, 0.5))]
+        for k in range(2):
+            builder.execution(builder.node(f"product{k}", "MatMul"))
+        builder.step(builder.end_structure(), [0, times[0]], [times[0], sum(times)])
+        return builder.build({"workload": "sized", "intra_threads": threads, "inter_threads": 1})
+
+    model = fit_scaling([sized(n) for n in (1, 2, 4)])
+    assert {size: round(fit.serial, 9) for (_, size), fit in model.sized_ops.items()} == {4: 0.2, 3: 0.5}
+    for captured in (1, 2, 4):
+        for asked in (1, 2, 4):
+            found = project(sized(captured), parse_scenario([f"threads:{asked}"], Context(scaling=model))).times.duration_ns
+            assert found == pytest.approx(sized(asked).median_durations(0), rel=1e-9), (captured, asked)
+
+
+def test_a_second_number_of_threads_is_refused() -> None:
+    """Both would start from the captured number: neither number of threads is what came out."""
+    model = fit_scaling([capture(n) for n in (1, 2)])
+    with pytest.raises(ScenarioError, match="'threads:4' is a second number of threads"):
+        project(capture(1), parse_scenario(["threads:2", "threads:4"], Context(scaling=model)))

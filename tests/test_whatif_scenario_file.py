@@ -94,6 +94,9 @@ def test_the_command_prints_a_line_a_scenario(
     assert complaint(capsys, "whatif", "diamond.h5", "scenarios.yaml", "--only", "bath").endswith("did you mean 'both'?")
     assert "for each" in complaint(capsys, "whatif", "diamond.h5", "scenarios.yaml", "--sweep", "OpB=1..10")
     assert "-o writes one projected step" in complaint(capsys, "whatif", "diamond.h5", "scenarios.yaml", "-o", "x.h5")
+    for more in (["--limits"], ["--target", "1.2x"], ["--sweep", "OpA=1..10"]):  # are on top of the one scenario, too
+        found = json.loads(output(capsys, "whatif", "diamond.h5", "scenarios.yaml", "--only", "b faster", *more, "--json"))
+        assert found.get("target", {}).get("scenario", found.get("scenario")) == "OpB=5", more
     assert "--only picks a scenario of a file" in complaint(capsys, "whatif", "diamond.h5", "--only", "x")
 
 

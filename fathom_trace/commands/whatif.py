@@ -98,13 +98,13 @@ def run(arguments: argparse.Namespace) -> int:
         scenario = simulated(trace, arguments).then(*scenario.changes)
     if arguments.hardware:
         scenario = scenario.then(*parse_scenario([f"hardware:{arguments.hardware}"], context).changes)
-    if arguments.limits or arguments.target:
-        return _limits(trace, arguments, scenario, settings)
     if named is not None and not arguments.only:
         on_top = {name: scenario.then(*each.changes) for name, each in named.items()}
         return _compare(trace, arguments, on_top, settings, context.scaling)
     if named is not None:
         scenario = scenario.then(*named[arguments.only].changes)
+    if arguments.limits or arguments.target:
+        return _limits(trace, arguments, scenario, settings)
     if sweep is None:
         projection = project(trace, scenario, settings)
         if file is not None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from fathom_trace.report.captured import Captured, LeftOut, told_apart
 from fathom_trace.report.heat_map import HeatMap, heat_map
-from fathom_trace.report.parallelism import Scaling, groups_by_threads
+from fathom_trace.report.parallelism import Scaling, groups_by_threads, in_no_group
 from fathom_trace.report.published import Fact, facts
 from fathom_trace.report.roofline import Roofline, roofline
 from fathom_trace.report.similarity import LINKAGES, Similarity, similarity
@@ -59,8 +59,7 @@ class Report:
         few = [s.label for s in self.stationarity if s.steps.p_value is None]
         short = (f"tests of halves with fewer than four kept steps: {', '.join(few)}",) if few else ()
         unpaired = self.training_inference.left_out
-        scaled = {s.workload for s in self.parallelism}
-        fixed = [c.label for c in self.traces if c.workload not in scaled or c.mode != "training"]
+        fixed = in_no_group(self.traces)
         bare = [c.label for c in self.profiled if c.memory is None]
         return {
             "stationarity": (*profiles, *short),
@@ -94,7 +93,7 @@ class Report:
 
 
 def analyse(traces: Sequence[Captured], exchange: Exchange | None = None, left_out: Sequence[LeftOut] = ()) -> Report:
-    """Run every analysis; traces of equal labels are told apart first. What was published is of whole traces, and compared with those."""
+    """Run every analysis; traces of equal labels are told apart first. Only what was measured, of whole steps, meets what was published."""
     traces = tuple(told_apart(traces))
     exchange = exchange or Exchange()
     profiled = tuple(c for c in traces if c.mode == "training") or tuple(traces)
@@ -102,7 +101,7 @@ def analyse(traces: Sequence[Captured], exchange: Exchange | None = None, left_o
     return Report(
         traces=traces,
         profiled=profiled,
-        facts=facts([c for c in traces if not c.selection]),
+        facts=facts([c for c in traces if not c.selection and not c.projected]),
         stationarity=tuple(stationarity(c) for c in profiled),
         skew=tuple(skew(label, shares) for label, shares in profiles.items()),
         heat_map=heat_map(profiled),

@@ -151,6 +151,12 @@ class Captured:
         return str(self.provenance.get("selection") or "")
 
     @property
+    def projected(self) -> str:
+        """The scenario that its times are projected by; empty where they were measured."""
+        about = self.provenance.get("projected")
+        return str(about.get("scenario") or "a scenario") if isinstance(about, dict) else ""
+
+    @property
     def machine(self) -> str:
         """What it ran on, in one line."""
         get = self.provenance.get
@@ -175,6 +181,7 @@ class Captured:
             f"batch {self.batch_size}" if self.batch_size else "",
             f"{len(self.kept_steps)} of {self.traced_steps} traced steps kept",
             f"only {self.selection}" if self.selection else "",
+            f"projected, not measured: {self.projected}" if self.projected else "",
         )
         return ", ".join(p for p in parts if p)
 
@@ -331,9 +338,8 @@ def _exclusions(trace: Trace, steps: Sequence[int], by_type: Float) -> Iterable[
         yield Exclusion(f"{dropped} traced steps", "the first and the last, as the paper drops them")
     outside = sorted({op for op in trace.node_ops if canonical(op) in OUTSIDE})
     if outside:
-        yield Exclusion(
-            ", ".join(outside), "feeds and fetches are not in the program's own graph", float(by_type[:, -1].sum()) / whole
-        )
+        share = float(by_type[:, -1].sum()) / whole if whole else 0.0
+        yield Exclusion(", ".join(outside), "feeds and fetches are not in the program's own graph", share)
     others = len({int(trace.steps.structure[s]) for s in steps}) - 1
     if others > 0:
         yield Exclusion(f"steps of {others} other structures", "left out of times by operation and of costs; in all else they count")
@@ -351,7 +357,8 @@ def _exclusions(trace: Trace, steps: Sequence[int], by_type: Float) -> Iterable[
 
 def _label(trace: Trace, file: str) -> str:
     parts = (trace.provenance.get("workload"), trace.provenance.get("mode"))
-    return " ".join(str(p) for p in parts if p) or Path(file).stem or "program"
+    label = " ".join(str(p) for p in parts if p) or Path(file).stem or "program"
+    return f"{label}, projected" if "projected" in trace.provenance else label
 
 
 def told_apart(found: Sequence[Captured]) -> Iterable[Captured]:
@@ -362,7 +369,7 @@ def told_apart(found: Sequence[Captured]) -> Iterable[Captured]:
         label = captured.label
         if label in shared:
             alike = [c for c in found if c.label == label]
-            fields = ("preset", "stage", "device", "batch_size", "intra_threads")
+            fields = ("preset", "stage", "device", "batch_size", "intra_threads", "selection")
             telling = [k for k in fields if len({str(c.provenance.get(k)) for c in alike}) > 1]
             label += f" ({', '.join(_told(k, captured.provenance.get(k)) for k in telling)})" if telling else ""
         used[label] = used.get(label, 0) + 1
@@ -375,9 +382,11 @@ def names_of(keys: Sequence[tuple[object, ...]]) -> dict[tuple[object, ...], str
     for key in keys:
         alike = [other for other in keys if other[0] == key[0]]
         telling = [part for k, part in enumerate(key) if k and len({other[k] for other in alike}) > 1]
-        names[key] = " ".join(str(part) for part in (key[0], *telling))
+        names[key] = " ".join(str(part) for part in (key[0], *telling) if part != "")
     return names
 
 
 def _told(key: str, value: object) -> str:
+    if key == "selection":
+        return f"only {value}" if value else "whole"
     return {"batch_size": f"batch {value}", "intra_threads": f"{value} threads"}.get(key, str(value))

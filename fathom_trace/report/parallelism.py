@@ -76,17 +76,29 @@ class Scaling:
 def groups_by_threads(traces: Sequence[Captured]) -> tuple[Scaling, ...]:
     """The scaling of each workload whose training was captured at two or more numbers of intra-op threads, all else equal.
 
-    Only traces with one op at a time are compared: beside each other, ops disturb each other's times.
+    Only traces with one op at a time are compared: beside each other, ops disturb each other's times. Parts are compared with the same
+    parts, and projections with those of the same scenario.
     """
+    several = _comparable(traces)
+    labels = names_of(list(several))
+    return tuple(_scaling(labels[key], next(iter(by[min(by)])).workload, by) for key, by in several.items())
+
+
+def in_no_group(traces: Sequence[Captured]) -> list[Captured]:
+    """The traces that `groups_by_threads` has nothing to compare with."""
+    used = {id(c) for by in _comparable(traces).values() for several in by.values() for c in several}
+    return [c for c in traces if id(c) not in used]
+
+
+def _comparable(traces: Sequence[Captured]) -> dict[tuple[object, ...], dict[int, list[Captured]]]:
+    """Traces that differ in the number of threads only, by what they share, and then by that number."""
     alike: dict[tuple[object, ...], dict[int, list[Captured]]] = {}
     for c in traces:
         get = c.provenance.get
         if c.mode == "training" and c.threads and get("inter_threads") == 1:
-            key = (c.workload, c.preset, get("stage"), c.device, c.batch_size, get("cpu_model"))
+            key = (c.workload, c.preset, get("stage"), c.device, c.batch_size, get("cpu_model"), c.selection, c.projected)
             alike.setdefault(key, {}).setdefault(c.threads, []).append(c)
-    several = {key: by for key, by in alike.items() if len(by) > 1}
-    labels = names_of(list(several))
-    return tuple(_scaling(labels[key], next(iter(by[min(by)])).workload, by) for key, by in several.items())
+    return {key: by for key, by in alike.items() if len(by) > 1}
 
 
 def _scaling(label: str, workload: str, by_threads: dict[int, list[Captured]]) -> Scaling:

@@ -66,14 +66,16 @@ class TrainingInference:
 
 
 def training_inference(traces: Sequence[Captured]) -> TrainingInference:
-    """Pair the traces by workload, device, preset, stage and threads; of several inferences the one of equal batch is taken.
+    """Pair the traces by workload, device, preset, stage, threads, part and scenario; of several the inference of equal batch is taken.
 
     A trace without its other mode, or for which another stands, is left out, and named.
     """
     by_key: dict[tuple[object, ...], dict[str, list[Captured]]] = {}
     for c in traces:
         get = c.provenance.get
-        key: tuple[object, ...] = (c.workload, c.device, c.preset, get("stage"), c.threads, get("inter_threads"))
+        key: tuple[object, ...] = (
+            c.workload, c.device, c.preset, get("stage"), c.threads, get("inter_threads"), c.selection, c.projected,
+        )  # fmt: skip
         if c.mode in (TRAINING, INFERENCE) and c.step_ns > 0:
             by_key.setdefault(key, {}).setdefault(c.mode, []).append(c)
     found = {key: pair for key, modes in by_key.items() if (pair := _partners(modes.get(TRAINING, []), modes.get(INFERENCE, [])))}

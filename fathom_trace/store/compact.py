@@ -132,7 +132,8 @@ def find_period(differences: Int64) -> int:
         known = positive[positive < longest].astype(np.float64)
         for _ in range(2):
             ticks = np.round(known / period)
-            period = float((known * ticks).sum() / (ticks * ticks).sum())
+            if ticks.any():
+                period = float((known * ticks).sum() / (ticks * ticks).sum())
     return round(period * (1 << PERIOD_BITS)) if SHORTEST_NS <= period <= LONGEST_NS else 0
 
 

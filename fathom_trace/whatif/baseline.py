@@ -14,7 +14,7 @@ factor that does: which ops it was is not known.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 
@@ -143,7 +143,7 @@ def base_of(trace: Trace, settings: Settings) -> Base:
         raise ScenarioError(f"the trace has no structure {settings.structure}; it has {len(trace.structures)}, counted from 0")
     if settings.priority not in PRIORITIES:
         raise UnknownNameError("priority", settings.priority, PRIORITIES)
-    alike = 0
+    captured_trace, alike = trace, 0
     structure = settings.structure
     if structure is None and len(trace.structures):
         structure = trace.main_structure
@@ -180,8 +180,8 @@ def base_of(trace: Trace, settings: Settings) -> Base:
         op_factor=op_factor,
         corrected_ns=corrected.makespan_ns,
     )
-    among = executed(trace, structure, settings.labels)
-    notes = tuple(_notes(trace, measured, workers, baseline, alike))
+    among = replace(executed(trace, structure, settings.labels), captured=captured_trace)
+    notes = tuple(_notes(trace, measured, among, workers, baseline, alike))
     return Base(_title(trace), recording, among, workers, settings.priority, corrected.idle_ns, baseline, notes)
 
 
@@ -250,7 +250,7 @@ def _title(trace: Trace) -> str:
     return f"{title}, projected" if "projected" in trace.provenance else title
 
 
-def _notes(trace: Trace, recording: Recording, workers: int, baseline: Baseline, alike: int) -> list[str]:
+def _notes(trace: Trace, recording: Recording, among: Executed, workers: int, baseline: Baseline, alike: int) -> list[str]:
     """What a reader must know about the recording before believing a projection."""
     notes = []
     if abs(baseline.lanes_error) > NOISY:
@@ -270,9 +270,9 @@ def _notes(trace: Trace, recording: Recording, workers: int, baseline: Baseline,
     traced, steps = len(trace.traced_steps), len(recording.measured_spans_ns)
     if traced > steps:
         notes.append(f"traced steps that executed something else and are left out: {traced - steps} of {traced}")
-    missing = int(np.count_nonzero(~recording.timed))
+    missing = int(np.count_nonzero(~recording.timed & among.chosen))
     if missing:
-        notes.append(f"executions without a valid time, taken as 0: {missing} of {len(recording)}")
+        notes.append(f"executions without a valid time, taken as 0: {missing} of {among.count}")
     if recording.negative_gaps:
         notes.append(
             f"executions that began before what they depend on had ended; replays let them wait for it: {recording.negative_gaps}"

@@ -99,9 +99,9 @@ def project_all(
             continue
         found = estimates(base, changed, [times.limit() for times in changed])
         for name, times, three in zip(part, changed, found, strict=True):
-            notes = (*change_notes(times), *anomaly_notes(three[1]))
+            notes = (*change_notes(times), *anomaly_notes(three[1], times))
             untouched = share_of(base.recording.duration_ns, ~times.changed)
             rows.append(Compared(name, str(scenarios[name]), int(times.changed.sum()), untouched, *three, notes))
     return Comparison(
-        base.title, base.workers, base.priority, len(base.recording), base.baseline, tuple(rows), base.notes, tuple(problems)
+        base.title, base.workers, base.priority, base.executed.count, base.baseline, tuple(rows), base.notes, tuple(problems)
     )

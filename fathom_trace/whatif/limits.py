@@ -203,11 +203,12 @@ def find_limits(trace: Trace, settings: Settings | None = None, scenario: Scenar
 
 def _limits(groups: _Groups, by: str, before: Float) -> tuple[Limit, ...]:
     after = groups.totals_ns(groups.faster([k], math.inf) for k in range(len(groups.names)))
-    times, counts = groups.time_ns.tolist(), np.bincount(groups.group, minlength=len(groups.names)).tolist()
+    counted = groups.group[groups.base.executed.chosen]
+    times, counts = groups.time_ns.tolist(), np.bincount(counted, minlength=len(groups.names)).tolist()
     rows = [
         Limit(by, name, counts[k], times[k], times[k] / float(before[0]) if before[0] > 0 else 0.0, *_speedups(before, after[:, k]))
         for k, name in enumerate(groups.names)
-        if name
+        if name and counts[k]
     ]
     return tuple(sorted(rows, key=lambda row: (-row.time_ns, row.name)))
 

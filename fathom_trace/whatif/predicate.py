@@ -86,7 +86,7 @@ class Predicate:
         """
         function = self.function
         mask = np.zeros(len(among), bool)
-        for local, execution in enumerate(executions(among)):
+        for execution in executions(among):
             try:
                 answer = function(execution)
             except (Exception, SystemExit) as error:
@@ -94,20 +94,21 @@ class Predicate:
             if not isinstance(answer, (bool, np.bool_)):
                 what = type(answer).__name__
                 raise ScenarioError(f"the predicate {self.path} answers {what} for '{execution.name}'; it must answer True or False")
-            mask[local] = answer
+            mask[execution.row - among.first] = answer
         if not mask.any():
-            raise ScenarioError(f"the predicate {self.path} selects none of {len(among)} executions")
+            raise ScenarioError(f"the predicate {self.path} selects none of {among.count} executions")
         return mask
 
 
 def executions(among: Executed) -> Iterator[Execution]:
-    """The executions as predicates see them."""
+    """The executions as predicates see them: all that count."""
     trace = among.source("a predicate")
     labels = {key: among.labels.get(key) for key in ("name", "op", "kind", "layer", "phase", "device")}
     durations = trace.median_durations(among.structure).tolist()
     attributes, shapes = trace.node_attributes, [trace.shapes[i] for i in range(len(trace.shapes))]
     of_tensor = trace.tensors.shape.tolist()
-    for local, node in enumerate(among.nodes.tolist()):
+    for local in np.flatnonzero(among.chosen).tolist():
+        node = int(among.nodes[local])
         row = among.first + local
         yield Execution(
             row=row,

@@ -2,7 +2,8 @@
 
 It has one step, of the structure that was projected. Start, end, done and worker of each execution are those of the replay on the
 workers, in whole nanoseconds; `scheduled` is when its last dependency ended. What a change removed or fused away is still there and takes
-no time. Copies to and from an accelerator are no executions of the trace: they are in the wait between `scheduled` and `start`.
+no time. Copies to and from an accelerator are no executions of the trace: they are in the wait between `scheduled` and `start`, and
+those that nothing in the step waits for (a variable for the next step) only in the step's wall time, which is the whole makespan.
 Allocation records of the projected structure are moved with the executions around them; spans on device streams are left out, for
 nobody projected them. `provenance["projected"]` says what was projected from what; a digest tells the captured trace.
 """
@@ -38,7 +39,8 @@ def projected_trace(
     Raises:
         ScenarioError: the projection was not made from a trace, or ran on more workers than a trace can number.
     """
-    trace, structure, at = executed.source("a projected trace"), executed.structure, replayed.at
+    trace = executed.captured or executed.source("a projected trace")
+    structure, at = executed.structure, replayed.at
     start, end, done = (np.rint(times[at]).astype(np.int64) for times in (schedule.start_ns, schedule.end_ns, schedule.done_ns))
     worker = schedule.worker[at]
     if worker.max(initial=0) > MOST_LANES:
@@ -51,7 +53,7 @@ def projected_trace(
     valid = recording.timed | changed.changed
     times = StepTimes(scheduled=scheduled, start=start, end=end, done=done, lane=worker.astype(np.int16), valid=valid)
     return trace.replace(
-        steps=_steps(trace, structure, times),
+        steps=_steps(trace, structure, times, round(schedule.makespan_ns)),
         step_times=times,
         allocations=_allocations(trace, structure, times),
         device_spans=DeviceSpans.empty(),
@@ -59,7 +61,7 @@ def projected_trace(
     )
 
 
-def _steps(trace: Trace, structure: int, times: StepTimes) -> Steps:
+def _steps(trace: Trace, structure: int, times: StepTimes, makespan_ns: int) -> Steps:
     """One traced step; what is not projected (inputs and their preparation) is that of the first captured step."""
     captured = trace.steps_of(structure)[0]
     valid = times.valid
@@ -67,7 +69,7 @@ def _steps(trace: Trace, structure: int, times: StepTimes) -> Steps:
     kept = {key: getattr(trace.steps, key)[captured : captured + 1] for key in Steps.columns()}
     count = np.array([len(times)], np.int64)
     changed: dict[str, NDArray[Any]] = {
-        "client_wall_ns": np.array([span], np.int64), "span_ns": np.array([span], np.int64), "origin_ns": np.zeros(1, np.int64),
+        "client_wall_ns": np.array([makespan_ns], np.int64), "span_ns": np.array([span], np.int64), "origin_ns": np.zeros(1, np.int64),
         "recorded": count, "produced": count, "complete": np.ones(1, bool),
     }  # fmt: skip
     return Steps(**{**kept, **changed})

@@ -41,7 +41,7 @@ class Estimate:
     after_ns: float
     limit_ns: float
     anomaly: bool
-    """Nothing got slower, and yet the schedule got longer (Graham's anomaly)."""
+    """Nothing got slower, and yet the schedule got longer: Graham's anomaly, or executions that wait for the one accelerator."""
 
     @property
     def speedup(self) -> float:
@@ -239,16 +239,16 @@ def project(trace: Trace, scenario: Scenario, settings: Settings | None = None) 
         scenario=str(scenario),
         workers=base.workers,
         priority=base.priority,
-        executions=len(base.recording),
+        executions=base.executed.count,
         baseline=base.baseline,
         selected=tuple(Selected(str(c), int(mask.sum()), share_of(duration, mask)) for c, mask in changes),
         untouched_share=share_of(duration, ~times.changed),
         amdahl=amdahl,
         replay=replay,
         unlimited=unlimited,
-        ops=_op_times(base.recording, base.executed.names("op"), times),
+        ops=_op_times(base.recording, base.executed, times),
         coincide=_coinciding(amdahl, replay, unlimited, base.workers),
-        notes=(*base.notes, *change_notes(times), *anomaly_notes(replay)),
+        notes=(*base.notes, *change_notes(times), *anomaly_notes(replay, times)),
         recording=base.recording,
         times=times,
         executed=base.executed,
@@ -289,10 +289,10 @@ def share_of(duration_ns: Float, mask: Bool) -> float:
     return float(duration_ns[mask].sum()) / whole if whole > 0 else 0.0
 
 
-def _op_times(recording: Recording, ops: list[str], times: Times) -> tuple[OpTime, ...]:
+def _op_times(recording: Recording, executed: Executed, times: Times) -> tuple[OpTime, ...]:
     changed = times.replayed(recording)
     all_ops = np.full(len(changed.recording), TRANSFER, dtype=object)
-    all_ops[changed.at] = ops
+    all_ops[changed.at] = executed.names("op")
     names, group_after = np.unique(all_ops.astype(np.str_), return_inverse=True)
     group_before = group_after[changed.at]
 
@@ -309,14 +309,16 @@ def _op_times(recording: Recording, ops: list[str], times: Times) -> tuple[OpTim
         spent[path] = duration[path]
         return shares(per_op(group, spent))
 
-    counts = np.bincount(group_after, minlength=len(names))
+    counted = np.ones(len(changed.recording), bool)
+    counted[changed.at] = executed.chosen
+    counts = np.bincount(group_after[counted], minlength=len(names))
     before, after = per_op(group_before, recording.duration_ns), per_op(group_after, changed.duration_ns)
     paths = (
         critical(recording, group_before, recording.duration_ns, recording.gap_ns),
         critical(changed.recording, group_after, changed.duration_ns, changed.gap_ns),
     )
     columns = [c.tolist() for c in (counts, before, after, shares(before), shares(after), *paths)]
-    rows = [OpTime(name, *values) for name, *values in zip(names.tolist(), *columns, strict=True)]
+    rows = [OpTime(name, *values) for name, *values in zip(names.tolist(), *columns, strict=True) if values[0]]
     return tuple(sorted(rows, key=lambda row: (-row.after_ns, -row.before_ns, row.op)))
 
 
@@ -334,8 +336,11 @@ def _coinciding(amdahl: Estimate, replay: Estimate, unlimited: Estimate, workers
     return (f"all three coincide: {amdahl.speedup:.3g}x",) if len(found) == 3 else tuple(f"{text} coincide" for text in found)
 
 
-def anomaly_notes(replay: Estimate) -> list[str]:
+def anomaly_notes(replay: Estimate, times: Times) -> list[str]:
     """Says when more speed made the schedule longer."""
     if not replay.anomaly:
         return []
-    return [f"scheduling anomaly: nothing got slower, yet the schedule takes {replay.after_ns / replay.before_ns:.4g} times as long"]
+    longer = f"nothing got slower, yet the schedule takes {replay.after_ns / replay.before_ns:.4g} times as long"
+    if times.covered is not None:
+        return [f"{longer}: what the accelerator covers runs there one after the other"]
+    return [f"scheduling anomaly: {longer}"]

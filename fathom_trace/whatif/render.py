@@ -75,9 +75,9 @@ def render_comparison(comparison: Comparison) -> str:
         ]
         for s in comparison.scenarios
     ]  # fmt: skip
-    now = format_ns(comparison.scenarios[0].replay.before_ns) if comparison.scenarios else "-"
     on = workers_text(comparison.workers)
-    lines = [f"{comparison.title}: {len(rows)} scenarios of a step that takes {now} replayed on {on}", ""]
+    of = f" of a step that takes {format_ns(comparison.scenarios[0].replay.before_ns)} replayed on {on}" if rows else ""
+    lines = [f"{comparison.title}: {len(rows)} scenario{'' if len(rows) == 1 else 's'}{of}", ""]
     lines += _table(["scenario", "executions", "op time", "then", "Amdahl", on, "unlimited", "at most"], rows)
     lines += ["", *_baseline(comparison.baseline)]
     notes = [*comparison.notes, *(f"{s.name}: {note}" for s in comparison.scenarios for note in s.notes)]

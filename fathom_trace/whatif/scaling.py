@@ -141,6 +141,24 @@ class ScalingModel:
                 return found
         return self.ops.get(op) or self.kinds.get(kind(op)) or self.everything
 
+    def sizes(self, ops: Sequence[str], duration_ns: Float, captured_threads: int) -> NDArray[np.int64]:
+        """Size of each execution, captured on any number of threads, as the fits have it: by its time on the fewest fitted ones.
+
+        It is the size whose own fit gives a time of that size there; of several the nearest to that of the duration itself, which also
+        stands where there is none.
+        """
+        here = sizes_of(duration_ns)
+        fewest, found = self.threads[0], here.copy()
+        if captured_threads == fewest:
+            return found
+        names, group = np.unique(np.array(ops, np.str_), return_inverse=True)
+        nearest = np.full(len(here), len(SIZES_NS) + 1)
+        for size in range(len(SIZES_NS) + 1):
+            factors = np.array([self.of(name, size).factor(fewest, captured_threads) for name in names.tolist()])
+            fits = (sizes_of(duration_ns * factors[group]) == size) & (np.abs(here - size) < nearest)
+            found[fits], nearest[fits] = size, np.abs(here - size)[fits]
+        return found
+
     def to_dict(self) -> dict[str, object]:
         """For JSON."""
         return {
@@ -268,11 +286,11 @@ class Threads:
 
     def apply(self, among: Executed, duration_ns: Float, gap_ns: Float) -> Bool:
         """Scale every duration by the fit of its op type and size; gaps stay."""
-        captured = threads_of(among.source(f"'{self}'"))
-        keys = list(zip(among.names("op"), sizes_of(duration_ns).tolist(), strict=True))
+        captured, ops = threads_of(among.source(f"'{self}'")), among.names("op")
+        keys = list(zip(ops, self.model.sizes(ops, duration_ns, captured).tolist(), strict=True))
         factors = {key: self.model.of(*key).factor(self.threads, captured) for key in set(keys)}
         duration_ns *= np.array([factors[key] for key in keys])
-        return np.ones(len(among), bool)
+        return among.chosen.copy()
 
 
 def parse_threads(text: str, model: ScalingModel | None) -> Threads:

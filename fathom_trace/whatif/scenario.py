@@ -136,11 +136,11 @@ class Results:
         return f"times of {count} execution{'' if count == 1 else 's'} from {self.source}"
 
     def apply(self, among: Executed, duration_ns: Float, gap_ns: Float) -> Bool:
-        """Set the durations of the executions of this structure that have a result."""
+        """Set the durations of the executions of this structure, and of this part, that have a result."""
         mask = np.zeros(len(among), bool)
         for row, time_ns in self.time_ns.items():
             local = row - among.first
-            if 0 <= local < len(among):
+            if 0 <= local < len(among) and among.chosen[local]:
                 mask[local] = True
                 duration_ns[local] = time_ns
         if not mask.any():
@@ -172,7 +172,7 @@ class Scenario:
         notes: list[str] = []
         transfers: Transfers | None = None
         covered: Bool | None = None
-        for change in self.changes:
+        for number, change in enumerate(self.changes):
             if isinstance(change, Accelerate):
                 if transfers is not None:
                     raise ScenarioError(f"'{change}' is a second accelerator; a scenario has one")
@@ -183,6 +183,8 @@ class Scenario:
                 transfers, covered = placement.transfers, placement.covered
                 continue
             if isinstance(change, Threads):
+                if any(isinstance(earlier, Threads) for earlier in self.changes[:number]):
+                    raise ScenarioError(f"'{change}' is a second number of threads; a scenario has one")
                 notes.append(change.note(among, duration))
             elif isinstance(change, Fuse):
                 notes.append(change.model)

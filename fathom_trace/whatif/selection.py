@@ -62,6 +62,8 @@ class Executed:
     trace: Trace | None = field(default=None, repr=False)
     """Where they come from: for changes that look at costs, tensors or dependencies."""
     structure: int = 0
+    captured: Trace | None = field(default=None, repr=False)
+    """The same as it was captured, where `trace` counts steps that are alike as steps of the structure."""
 
     def source(self, purpose: str) -> Trace:
         """The trace that the executions come from.
@@ -82,6 +84,11 @@ class Executed:
         if self.trace is None:
             return np.ones(len(self), bool)
         return self.trace.chosen[self.first : self.first + len(self)]
+
+    @property
+    def count(self) -> int:
+        """How many of them count: all but what a part of a trace leaves outside."""
+        return int(np.count_nonzero(self.chosen))
 
     @property
     def chosen_nodes(self) -> list[int]:
