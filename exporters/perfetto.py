@@ -504,7 +504,7 @@ def encode_native(scene: Scene) -> Iterator[bytes]:
         for begin in range(0, len(counter.values), BLOCK):
             part = slice(begin, begin + BLOCK)
             for time, value in zip(counter.times_ns[part].tolist(), counter.values[part].tolist(), strict=True):
-                yield _packet(wire.integer(8, time) + sequence + wire.delimited(11, head + wire.integer(30, value)) + tail)
+                yield _packet(wire.integer(8, time) + sequence + wire.delimited(11, head + wire.integer(30, value % 2**64)) + tail)
 
 
 EVENT = wire.tag(11, wire.LENGTH)

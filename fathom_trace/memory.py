@@ -57,9 +57,11 @@ class Memory:
 
     @cached_property
     def _events(self) -> list[tuple[int, int]]:
-        events = [(b.allocated_ns, b.size_bytes) for b in self.blocks]
-        events += [(b.freed_ns, -b.size_bytes) for b in self.blocks if b.freed_ns is not None]
-        # at one time, releases count first: with whole microseconds their true order is unknown, and this is the lower bound
+        # at one time, releases count first: with whole microseconds their true order is unknown, and this is the lower bound. So a block
+        # that is released when it is allocated counts nothing: it cannot be released before
+        sizes = [b.size_bytes * (b.freed_ns != b.allocated_ns) for b in self.blocks]
+        events = [(b.allocated_ns, size) for b, size in zip(self.blocks, sizes, strict=True)]
+        events += [(b.freed_ns, -size) for b, size in zip(self.blocks, sizes, strict=True) if b.freed_ns is not None]
         return sorted(events, key=lambda e: (e[0], e[1]))
 
     @cached_property

@@ -53,6 +53,19 @@ def test_curve_and_peak_of_a_chain_are_exact() -> None:
     assert found.allocated_bytes == 400 + 1000 + 800 + 200
 
 
+def test_a_block_that_is_released_when_it_is_allocated_counts_nothing() -> None:
+    """Times are whole microseconds: 500 bytes come and go within the first, 40 stay, and no moment has fewer than none."""
+    builder = TraceBuilder()
+    execution = builder.execution(builder.node("a", "Relu"), outputs=[("float32", [10])])
+    step = builder.step(builder.end_structure(), start=[1000], done=[9000])
+    for us, size in ((1, 500), (1, -500), (1, 40), (3, 500), (3, -500)):
+        builder.add("allocations", step=step, execution=execution, size_bytes=size, time=us * 1000, buffer=-1)
+    found = memory(builder.build())
+    assert found.live_bytes.tolist() == [0, 0, 40, 40, 40]
+    assert (found.peak_bytes, found.final_bytes, found.allocated_bytes) == (40, 40, 1040)
+    assert sum(found.peak_by_role().values()) == 40
+
+
 def test_each_byte_of_the_peak_has_an_owner() -> None:
     found = memory(chain())
     assert found.peak_by_role() == {"tensor": 1200, "temporary": 1000, "variable": 0, "ambiguous": 0}

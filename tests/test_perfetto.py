@@ -231,6 +231,18 @@ def test_memory_is_a_counter(tmp_path: Path) -> None:
     assert any("--set step=0" in note for note in report.notes)
 
 
+def test_a_counter_may_fall_below_zero(tmp_path: Path) -> None:
+    """Records that contradict each other: 8 bytes are released at 10 ns and allocated at 20. Values are signed, of 64 bits."""
+    builder = TraceBuilder()
+    builder.execution(builder.node("A", "Relu"), outputs=[("float32", [2])])
+    builder.step(builder.end_structure(), start=[0], done=[30])
+    for size, time in ((8, 20), (-8, 10)):
+        builder.add("allocations", step=0, execution=0, size_bytes=size, time=time, buffer=-1)
+    export(builder.build(), tmp_path / "out", format="native")
+    packets = Packets.FromString(next((tmp_path / "out").glob("*.pftrace")).read_bytes()).packet
+    assert [p.track_event.counter_value for p in packets if p.track_event.HasField("counter_value")] == [-8, 0]
+
+
 def test_what_ran_on_a_device_has_rows_of_its_own(tmp_path: Path) -> None:
     """A launches a kernel of 6 ns at 3 ns and a copy of 64 bytes at 4 ns, on two streams of the device."""
     builder = TraceBuilder()

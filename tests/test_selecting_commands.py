@@ -102,6 +102,7 @@ def test_what_is_outside_the_part_is_counted_nowhere() -> None:
     assert {row.name: row.executions for row in limits.layers} == {"conv1": 1 + 1}
     assert sum(row.executions for row in limits.kinds) == 2
     assert project_all(part, {"a": parse_scenario(["Conv2D=2"])}).executions == 2
+    assert projection.to_trace().steps.recorded.tolist() == part.steps.recorded[:1].tolist() == [2]
 
 
 def test_no_change_gives_time_to_what_is_outside_the_part(here: Path) -> None:

@@ -67,7 +67,7 @@ def _steps(trace: Trace, structure: int, times: StepTimes, makespan_ns: int) -> 
     valid = times.valid
     span = int(times.done[valid].max() - times.scheduled[valid].min()) if valid.any() else 0
     kept = {key: getattr(trace.steps, key)[captured : captured + 1] for key in Steps.columns()}
-    count = np.array([len(times)], np.int64)
+    count = np.array([np.count_nonzero(trace.chosen[trace.structure_rows(structure)])], np.int64)
     changed: dict[str, NDArray[Any]] = {
         "client_wall_ns": np.array([makespan_ns], np.int64), "span_ns": np.array([span], np.int64), "origin_ns": np.zeros(1, np.int64),
         "recorded": count, "produced": count, "complete": np.ones(1, bool),
