@@ -14,6 +14,7 @@ from fathom_trace.builder import TraceBuilder
 from fathom_trace.errors import TraceError, UnknownNameError
 from fathom_trace.report.analyses import analyse
 from fathom_trace.report.captured import kept, measure
+from fathom_trace.report.figures import figures
 from fathom_trace.report.heat_map import heat_map
 from fathom_trace.report.parallelism import COMPUTED, FITTED, groups_by_threads, in_no_group, scale
 from fathom_trace.report.similarity import AVERAGE, cosine_distance, similarity
@@ -341,17 +342,28 @@ def test_projections_and_parts_are_not_taken_for_measurements() -> None:
     [found] = groups_by_threads(traces)
     assert (found.label, found.repeats, found.whole.time_ns) == ("memnet", (1, 1), (100, 50))
     assert in_no_group(traces) == traces[2:]
-    traces += [captured("memnet", {"MatMul": 10}, intra_threads=2, **times[0])]
-    assert [group.label for group in groups_by_threads(traces)] == ["memnet", "memnet MatMul=10"]
+    traces += [captured("memnet", {"MatMul": time}, intra_threads=2, **more) for time, more in zip((5, 15), times, strict=True)]
+    assert [(group.label, group.whole.time_ns) for group in groups_by_threads(traces)] == [
+        ("memnet", (100, 50)), ("memnet layer:fc", (20, 15)),
+    ]  # fmt: skip
     report = analyse(traces)
     assert {c.label for c in report.traces} == {
         "memnet training (1 threads, whole)", "memnet training (2 threads, whole)", "memnet training (1 threads, only layer:fc)",
-        "memnet training, projected (1 threads)", "memnet training, projected (2 threads)",
+        "memnet training (2 threads, only layer:fc)", "memnet training, projected (1 threads)", "memnet training, projected (2 threads)",
     }  # fmt: skip
     assert "projected, not measured: MatMul=10" in traces[2].setting
     assert {label for fact in report.facts for label in fact.traces if "projected" in label or "only" in label} == set()
     [share] = [fact for fact in report.facts if fact.name == "row totals"]
     assert share.traces == ("memnet training (2 threads, whole)",)
+
+
+def test_figures_of_labels_alike_have_files_of_their_own() -> None:
+    """Two parts whose names differ in signs only, and one whose name is longer than a file's may be."""
+    parts = ("layer:fc*", "layer:fc?", "layer:" + "f" * 300)
+    traces = [captured("memnet", {"MatMul": 100 // n}, intra_threads=n, selection=part) for part in parts for n in (1, 2)]
+    names = [figure.name for figure in figures(analyse(traces)) if figure.analysis == "parallelism"]
+    assert len(set(names)) == 3
+    assert max(map(len, names)) < 150
 
 
 def test_a_projection_is_no_partner_of_a_measurement() -> None:

@@ -67,7 +67,7 @@ class Report:
             "heat_map": (*profiles, *(ungrouped if plumbing else ())),
             "similarity": profiles,
             "training_inference": (f"traces without a partner in the other mode: {', '.join(unpaired)}",) if unpaired else (),
-            "parallelism": (f"{len(fixed)} traces at one number of threads, or not of training",) if fixed else (),
+            "parallelism": (f"{len(fixed)} traces at one number of threads, projected, or not of training",) if fixed else (),
             "roofline": (*profiles, *_by_reason(self.roofline)),
             "memory": (*profiles, *((f"traces without allocation records: {', '.join(bare)}",) if bare else ())),
             "traffic": profiles,

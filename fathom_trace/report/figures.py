@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
+
 from fathom_trace.report.analyses import Report
 from fathom_trace.report.other_figures import draw_memory, draw_roofline, draw_traffic
 from fathom_trace.report.paper_figures import (
@@ -17,7 +20,7 @@ from fathom_trace.report.vega import Figure
 
 
 def figures(report: Report) -> list[Figure]:
-    """Every figure for which the traces have data, in the order of the paper."""
+    """Every figure for which the traces have data, in the order of the paper, each under a name of its own."""
     found = (
         draw_stationarity(report),
         draw_skew(report),
@@ -30,4 +33,10 @@ def figures(report: Report) -> list[Figure]:
         draw_memory(report),
         draw_traffic(report),
     )
-    return [figure for figure in found if figure is not None]
+    used: Counter[str] = Counter()
+    result = []
+    for figure in filter(None, found):
+        used[figure.name] += 1
+        number = used[figure.name]
+        result.append(figure if number == 1 else replace(figure, name=f"{figure.name}_{number}"))
+    return result

@@ -190,6 +190,10 @@ def draw_training_inference(report: Report) -> Figure | None:
     )
 
 
+LONGEST_NAME = 100
+"""Characters of a label in the name of a file."""
+
+
 def draw_parallelism(found: Scaling) -> Figure:
     """Figure 6: times of op types stacked over threads, pale where extrapolated."""
     shown = [t.op_type for t in found.op_types[:STACKED_TYPES]]
@@ -218,7 +222,7 @@ def draw_parallelism(found: Scaling) -> Figure:
 
     layers = [area("measured", 0.95, SOLID), *([area("extrapolated", 0.4, (4, 3))] if beyond else [])]
     return Figure(
-        "parallelism_" + re.sub(r"\W+", "_", found.label),
+        "parallelism_" + re.sub(r"\W+", "_", found.label)[:LONGEST_NAME],
         "parallelism",
         f"Parallelism (figure 6): {found.label} over threads",
         f"Measured at {', '.join(map(str, found.threads))} threads (solid). Pale and broken beyond {last}: extrapolated, not measured, by "

@@ -77,7 +77,7 @@ def groups_by_threads(traces: Sequence[Captured]) -> tuple[Scaling, ...]:
     """The scaling of each workload whose training was captured at two or more numbers of intra-op threads, all else equal.
 
     Only traces with one op at a time are compared: beside each other, ops disturb each other's times. Parts are compared with the same
-    parts, and projections with those of the same scenario.
+    parts; projections are no measurements.
     """
     several = _comparable(traces)
     labels = names_of(list(several))
@@ -95,8 +95,8 @@ def _comparable(traces: Sequence[Captured]) -> dict[tuple[object, ...], dict[int
     alike: dict[tuple[object, ...], dict[int, list[Captured]]] = {}
     for c in traces:
         get = c.provenance.get
-        if c.mode == "training" and c.threads and get("inter_threads") == 1:
-            key = (c.workload, c.preset, get("stage"), c.device, c.batch_size, get("cpu_model"), c.selection, c.projected)
+        if c.mode == "training" and c.threads and get("inter_threads") == 1 and not c.projected:
+            key = (c.workload, c.preset, get("stage"), c.device, c.batch_size, get("cpu_model"), c.selection)
             alike.setdefault(key, {}).setdefault(c.threads, []).append(c)
     return {key: by for key, by in alike.items() if len(by) > 1}
 
