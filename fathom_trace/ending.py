@@ -36,9 +36,25 @@ def ending_in_order() -> Iterator[None]:
             yield
         finally:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    except _Terminated:
-        print(f"fathom-trace: {ended('terminated')}", file=sys.stderr)
-        raise
+    except BaseException as error:
+        masked = _interruption(error)
+        if isinstance(masked, _Terminated):
+            print(f"fathom-trace: {ended('terminated')}", file=sys.stderr)
+        if masked is None or masked is error:
+            raise
+        raise masked from None
+
+
+def _interruption(error: BaseException) -> BaseException | None:
+    """The interruption that `error` is, or that it arose from.
+
+    Who is interrupted between closing a file and noting it closes it again on the way out, and that error takes the interruption's place:
+    the standard library does, removing a folder.
+    """
+    found: BaseException | None = error
+    while found is not None and not isinstance(found, KeyboardInterrupt | _Terminated):
+        found = found.__context__
+    return found
 
 
 def anew() -> None:

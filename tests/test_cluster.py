@@ -55,9 +55,10 @@ class Nodes:
     def begin(self, kind: str, *words: str, known: bool = True) -> subprocess.Popen[bytes]:
         """A process of Dask; `known` says whether it can import this package."""
         (self.folder / "tmp").mkdir(exist_ok=True)
-        path = {"PYTHONPATH": str(ROOT)} if known else {}
-        environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"TMPDIR": str(self.folder / "tmp")} | path
-        command = [sys.executable, "-P", "-m", f"distributed.cli.dask_{kind}", "--host", "127.0.0.1", *words]
+        environment = os.environ | {"TMPDIR": str(self.folder / "tmp"), "PYTHONPATH": str(ROOT)}
+        hidden = "" if known else "sys.modules['fathom_trace'] = None; "
+        start = f"import runpy, sys; {hidden}runpy.run_module('distributed.cli.dask_{kind}', run_name='__main__', alter_sys=True)"
+        command = [sys.executable, "-P", "-c", start, "--host", "127.0.0.1", *words]
         with (self.folder / f"{kind}.log").open("a") as log:
             return subprocess.Popen(command, cwd=self.folder, env=environment, stdout=log, stderr=log)
 

@@ -12,6 +12,7 @@ import pytest
 
 from fathom_trace import placing
 from fathom_trace.destination import replacing_folder
+from fathom_trace.ending import ending_in_order
 from fathom_trace.exporting import export
 from fathom_trace.store import save
 from tests.small import dense
@@ -145,3 +146,22 @@ def test_an_interrupt_while_modules_are_imported_is_one_line(tmp_path: Path, mod
     out, err = process.communicate(timeout=120)
     assert (process.returncode, out) == (130, "")
     assert err == "fathom-trace: interrupted; nothing was written under the final name\n"
+
+
+@pytest.mark.parametrize(("number", "ends"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+def test_an_error_on_the_way_out_does_not_hide_an_interrupt(
+    number: signal.Signals, ends: type[BaseException], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the standard library does when it is interrupted between closing a folder and noting it: it closes it once more."""
+    handle = os.open(tmp_path, os.O_RDONLY)
+
+    def close_and_be_ended() -> None:
+        try:
+            os.close(handle)
+            os.kill(os.getpid(), number)
+        finally:
+            os.close(handle)  # EBADF
+
+    with pytest.raises(ends), ending_in_order():
+        close_and_be_ended()
+    assert capsys.readouterr().err.startswith("fathom-trace: terminated; ") is (number == signal.SIGTERM)
