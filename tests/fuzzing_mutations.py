@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
+from fathom_trace.wire import varint
+
 MOST_SIZE = 250_000
 """Of what comes back: readers are to be quick with inputs of some kB, and may take their time with those of some MB."""
 
@@ -312,16 +314,6 @@ def mutate_xml(random: Random, data: bytes, others: Sequence[bytes] = ()) -> byt
 # --- protobuf -----------------------------------------------------------------------------------------------------------------------------
 
 Field = tuple[int, int, Any]
-
-
-def varint(value: int) -> bytes:
-    """A base 128 varint; of numbers beyond 64 bits one that is too long."""
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
 
 
 def wire_fields(data: bytes) -> list[Field] | None:

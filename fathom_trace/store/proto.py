@@ -19,6 +19,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
+from fathom_trace import wire
 from fathom_trace.errors import TraceFileError
 from fathom_trace.store.columns import (
     FORMAT,
@@ -99,16 +100,7 @@ def read_lazily(path: Path) -> Trace:
 
 def _delimited(record: Any) -> bytes:
     payload: bytes = record.SerializeToString(deterministic=True)
-    return _varint(len(payload)) + payload
-
-
-def _varint(value: int) -> bytes:
-    result = bytearray()
-    while value > 0x7F:
-        result.append(value & 0x7F | 0x80)
-        value >>= 7
-    result.append(value)
-    return bytes(result)
+    return wire.record(payload)
 
 
 def _records(trace: Trace, limit: int) -> Iterator[Any]:

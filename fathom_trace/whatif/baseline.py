@@ -144,12 +144,11 @@ def base_of(trace: Trace, settings: Settings) -> Base:
     if settings.priority not in PRIORITIES:
         raise UnknownNameError("priority", settings.priority, PRIORITIES)
     captured_trace, alike = trace, 0
-    structure = settings.structure
-    if structure is None and len(trace.structures):
+    structure = settings.structure or 0
+    if settings.structure is None and len(trace.structures):
         structure = trace.main_structure
         trace, alike = with_alike_steps(trace, structure)
     measured = record(trace, structure)
-    structure = trace.main_structure if structure is None else structure
     captured = captured_workers(trace, measured)
     workers = captured if settings.workers is None else settings.workers
     untraced = trace.steps.client_wall_ns[~trace.steps.traced]
@@ -221,8 +220,11 @@ def operations_factor(recording: Recording, span_ns: float) -> float:
     def over(factor: float) -> float:
         return span_ns - replay_lanes(recording.with_operations(factor)).makespan_ns
 
-    least, whole = over(0.0), over(1.0)
-    if whole >= -1e-4 * span_ns or least <= 0:
+    whole = over(1.0)
+    if whole >= -1e-4 * span_ns:
+        return 1.0
+    least = over(0.0)
+    if least <= 0:
         return 1.0
     return _crossing(over, (0.0, least), (1.0, whole), 1e-4 * span_ns)
 
