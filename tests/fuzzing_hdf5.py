@@ -11,7 +11,7 @@ from typing import Any
 
 import h5py
 import numpy as np
-from fuzzing_mutations import INTEGERS, TEXTS, mutate_bytes, mutate_json, mutate_text
+from fuzzing_mutations import INTEGERS, TEXTS, mutate_bytes, mutate_json, mutate_text, zeros
 
 from fathom_trace.store.hdf5 import SEAL_MAGIC
 
@@ -37,6 +37,7 @@ def in_old_layout(data: bytes) -> bytes:
         for name in source:
             if isinstance(source[name], h5py.Group):
                 group = file.create_group(name)
+                group.attrs.update(source[name].attrs)
                 for key, dataset in source[name].items():
                     group.create_dataset(key, data=dataset[()])
             else:
@@ -183,7 +184,7 @@ def _chunks(random: Random, file: h5py.File, name: str) -> None:
     content = random.choice(
         (
             lambda: zlib.compress(values.tobytes()), lambda: zlib.compress(values.tobytes() + bytes(8)),
-            lambda: zlib.compress(bytes(64 << 20), 9),
+            lambda: zeros(64 << 20, 15),
             lambda: mutate_bytes(random, zlib.compress(values.tobytes())), lambda: values.tobytes(), lambda: b"", lambda: b"x" * 100,
         )
     )()  # fmt: skip

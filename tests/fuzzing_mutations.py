@@ -6,6 +6,7 @@ its own library, so that what is changed is well-formed otherwise and gets past 
 
 from __future__ import annotations
 
+import functools
 import gzip
 import io
 import json
@@ -471,6 +472,13 @@ def mutate_delimited(random: Random, records: list[bytes]) -> list[bytes]:
 # --- gzip ---------------------------------------------------------------------------------------------------------------------------------
 
 
+@functools.cache
+def zeros(size: int, window: int) -> bytes:
+    """That many zero bytes, deflated as hard as possible: a bomb. `window` is that of `zlib.compressobj` (15 zlib, 31 gzip)."""
+    packer = zlib.compressobj(9, zlib.DEFLATED, window)
+    return b"".join(packer.compress(bytes(1 << 20)) for _ in range(size >> 20)) + packer.flush()
+
+
 def mutate_gzip(random: Random, data: bytes, inside: Any) -> bytes:
     """Changes to what a gzip file holds (by `inside`), to the file, or to what it unpacks to: much more than it should."""
     kind = random.random()
@@ -481,8 +489,7 @@ def mutate_gzip(random: Random, data: bytes, inside: Any) -> bytes:
     except (OSError, EOFError, zlib.error):
         return mutate_bytes(random, data)
     if kind < 0.31:
-        packer = zlib.compressobj(9, zlib.DEFLATED, 31)
-        return packer.compress(content) + b"".join(packer.compress(bytes(1 << 20)) for _ in range(400)) + packer.flush()
+        return gzip.compress(content, 1, mtime=0) + zeros(400 << 20, 31)
     out = io.BytesIO()
     with gzip.GzipFile(fileobj=out, mode="wb", compresslevel=1, mtime=0) as file:
         file.write(inside(random, content))

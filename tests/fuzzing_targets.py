@@ -103,6 +103,8 @@ def in_contiguous_layout(data: bytes) -> bytes:
         for key, value in source.attrs.items():
             file.attrs[key] = value
         for name in source:
+            if isinstance(source[name], h5py.Group):
+                file.create_group(name).attrs.update(source[name].attrs)
             for key in source[name] if isinstance(source[name], h5py.Group) else ("",):
                 values = source[f"{name}/{key}"][()]
                 wide = (
@@ -157,9 +159,11 @@ def mutate_trace_hdf5(random: Random, data: bytes, others: Sequence[bytes]) -> b
 @functools.cache
 def _hdf5_seeds() -> tuple[bytes, ...]:
     plain = [trace_bytes(trace(), ".h5") for trace in (nodes_only, small.diamond, everywhere)]
+    compact = (Path(__file__).parent / "fixtures" / "format2.h5").read_bytes()
     return (
         plain[0], in_contiguous_layout(plain[0]), in_old_layout(plain[0]), plain[1], sealed(in_contiguous_layout(plain[1])),
         in_old_layout(plain[1]), sealed(in_contiguous_layout(plain[2])),
+        compact, sealed(in_contiguous_layout(compact)), in_old_layout(compact),
     )  # fmt: skip
 
 
