@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from fathom_trace.errors import UnknownNameError, printable
+from fathom_trace.untrusted import brief
 
 if TYPE_CHECKING:
     from fathom_trace.selecting import Choice, Part
@@ -153,7 +154,7 @@ def at_least(minimum: int, maximum: int = LARGEST) -> Callable[[str], int]:
         try:
             number = int(text)
         except ValueError:
-            raise argparse.ArgumentTypeError(f"'{text}' is not a whole number") from None
+            raise argparse.ArgumentTypeError(f"'{brief(text)}' is not a whole number from {minimum} to {maximum}") from None
         if number < minimum:
             raise argparse.ArgumentTypeError(f"{text} is too small; it must be at least {minimum}")
         if number > maximum:

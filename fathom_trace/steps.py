@@ -22,6 +22,7 @@ from fathom_trace.errors import OptionError
 from fathom_trace.exporter import ExportedLayer, ExportReport, Skipped
 from fathom_trace.ops import canonical, is_plumbing
 from fathom_trace.trace import Dependencies, Trace
+from fathom_trace.untrusted import whole_number
 
 Int64 = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -177,10 +178,11 @@ def view_steps(trace: Trace, step: str, owner: str, allow_all: bool = False) -> 
     if step == ALL and allow_all:
         return [StepView(trace, int(trace.steps.structure[s]), s) for s in trace.traced_steps] or [_median_view(trace)]
     traced = ", ".join(map(str, trace.traced_steps[:12])) + ", ..." * (len(trace.traced_steps) > 12)
-    if not step.isdecimal() or int(step) not in trace.traced_steps:
+    number = whole_number(step, 0, len(trace.steps))
+    if number is None or number not in trace.traced_steps:
         words = "median, all or" if allow_all else "median or"
         raise OptionError(f"option 'step' of {owner} is '{step}'; it takes {words} a traced step: {traced or 'this trace has none'}")
-    return [StepView(trace, int(trace.steps.structure[int(step)]), int(step))]
+    return [StepView(trace, int(trace.steps.structure[number]), number)]
 
 
 def _median_view(trace: Trace) -> StepView:

@@ -68,6 +68,15 @@ def brief(value: object) -> str:
         return f"a {type(value).__name__} that is not shown"
 
 
+def whole_number(text: str, least: int, most: int) -> int | None:
+    """The number that some decimal digits (0 to 9) are; None for anything else, and for numbers outside `least` to `most`."""
+    digits = text.lstrip("0")
+    if not (text.isascii() and text.isdecimal() and len(digits) <= len(str(most))):
+        return None
+    number = int(digits or "0")
+    return number if least <= number <= most else None
+
+
 def is_inside(name: str) -> bool:
     """Whether a file's name that others wrote stays in the folder that it is meant for."""
     path = PurePosixPath(name)

@@ -417,7 +417,7 @@ captures:
 ARGUMENTS = (
     b"Conv2D=10\nlayer:fc*=4\nkind:pooling=remove", b"Conv2D=50us", b"fuse:BiasAdd+Relu\nphase:forward=inf", b"threads:2\nMatMul=1e3x",
     b"hardware:accelerator.yaml", b"predicate:mine.py=4", b"Conv2D=1..1000:20", b"layer:fc[0-9]=0.5..2", b"700MHz", b"1.5 s", b"batch=4",
-    b"0-3,7", b"layer:conv*", b"10ms-1.5s", b"name=x\nstep=2",
+    b"0..3,7", b"layer:conv*", b"10ms-1.5s", b"name=x\nstep=2",
 )  # fmt: skip
 
 

@@ -41,6 +41,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "ending",
         "exporter",
         "wire",
+        "wire_columns",
         "digits",
         "lanes",
         "layer_map",

@@ -482,6 +482,8 @@ def test_e4_workers_run_one_execution_at_a_time() -> None:
 def test_e5_nanoseconds_survive_a_date_of_today() -> None:
     """Events at 1796026610255867.25 us and 0.4 us later, 0.1 us long: 0, 400 and 100 ns after the step's origin."""
     step_stats_pb2 = pytest.importorskip("tensorflow.core.framework.step_stats_pb2")
+    from tensorflow.core.protobuf import config_pb2
+
     from fathom_trace.capture.stepstats import Signatures, read_step
 
     origin = 1_796_026_610_255_867_250
@@ -492,7 +494,8 @@ def test_e5_nanoseconds_survive_a_date_of_today() -> None:
         device.node_stats.add(
             node_name=name, all_start_nanos=begin, scheduled_nanos=begin, op_end_rel_nanos=100, all_end_rel_nanos=100
         )
-    records = read_step(message, {"a": 0, "b": 1}, Signatures())
+    metadata = config_pb2.RunMetadata(step_stats=message)
+    records = read_step(metadata.SerializeToString(), {"a": 0, "b": 1}, Signatures())
     assert (records.origin_ns, records.start.tolist(), (records.done - records.start).tolist()) == (origin, [0, 400], [100, 100])
 
 

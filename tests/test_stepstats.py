@@ -6,7 +6,9 @@ import tracemalloc
 
 import pytest
 
-from fathom_trace.capture.stepstats import Signatures, dtype_name, read_step
+from fathom_trace.capture.stepstats import FIELDS, Signatures, StepRecords, dtype_name
+from fathom_trace.capture.stepstats import read_step as read_serialised
+from fathom_trace.errors import CaptureError
 
 pytestmark = pytest.mark.capture
 
@@ -29,6 +31,16 @@ def stats(*devices: tuple[str, list[tuple[str, int, int]]]):
                 all_end_rel_nanos=duration * 1000,
             )
     return message
+
+
+def serialised(step_stats) -> bytes:
+    from tensorflow.core.protobuf import config_pb2
+
+    return config_pb2.RunMetadata(step_stats=step_stats).SerializeToString()
+
+
+def read_step(message, *args, **kwargs) -> StepRecords:
+    return read_serialised(serialised(message), *args, **kwargs)
 
 
 def test_gpu_kernels_are_counted_once() -> None:
@@ -125,19 +137,44 @@ def test_output_lists_are_told_apart_by_slot_dtype_and_shape() -> None:
 
 
 def test_reading_takes_some_hundred_bytes_a_record() -> None:
-    """20,000 records: four times of 8 bytes and two numbers of 4 are 40 bytes, which are there as read, from the origin on, and sorted.
+    """What 20,000 more records add: four times of 8 bytes and two numbers of 4 are 40 bytes, which are there as read, joined and sorted.
 
-    With what Python lists grow ahead that is below 200. Tuples of Python's integers alone would be 88 + 4 * 32 = 216.
+    That is below 150. Objects of the messages would be ten times as much.
     """
-    message = stats(("/device:CPU:0", [("a", i, 1) for i in range(20_000)]))
-    signatures = Signatures()
-    read_step(message, {"a": 0}, signatures)
-    tracemalloc.start()
-    records = read_step(message, {"a": 0}, signatures)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert len(records) == 20_000
-    assert peak < 200 * 20_000
+    peaks = []
+    for count in (20_000, 40_000):
+        data = serialised(stats(("/device:CPU:0", [("a", i, 1) for i in range(count)])))
+        tracemalloc.start()
+        records = read_serialised(data, {"a": 0}, Signatures())
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert len(records) == count
+    assert peaks[1] - peaks[0] < 150 * 20_000
+
+
+def test_field_numbers_are_tensorflows() -> None:
+    pool = step_stats_pb2.DESCRIPTOR.pool
+    import tensorflow.core.protobuf.config_pb2  # noqa: F401
+
+    for message, fields in FIELDS.items():
+        described = pool.FindMessageTypeByName(f"tensorflow.{message}")
+        assert {name: described.fields_by_name[name].number for name in fields} == fields
+
+
+@pytest.mark.parametrize("cut", [1, 2, 5, 40, 90])
+def test_step_stats_that_are_cut_off_are_refused(cut: int) -> None:
+    data = serialised(stats(("/device:CPU:0", [("a", i, 1) for i in range(3)])))
+    with pytest.raises(CaptureError, match="cannot be read"):
+        read_serialised(data[:-cut], {"a": 0}, Signatures())
+
+
+def test_what_else_run_metadata_holds_is_passed_over() -> None:
+    from tensorflow.core.protobuf import config_pb2
+
+    metadata = config_pb2.RunMetadata(step_stats=stats(("/device:CPU:0", [("a", 0, 1)])))
+    metadata.partition_graphs.add().node.add(name="a")
+    assert len(read_serialised(metadata.SerializeToString(), {"a": 0}, Signatures())) == 1
+    assert len(read_serialised(b"", {"a": 0}, Signatures())) == 0
 
 
 def test_memory_follows_the_order_of_start() -> None:

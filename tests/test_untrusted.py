@@ -18,7 +18,7 @@ import pytest
 from fuzzing_hdf5 import sealed
 from fuzzing_targets import answered, example, exported, framed, tiny
 
-from fathom_trace import exporting, store
+from fathom_trace import exporting, steps, store
 from fathom_trace.data import babi, imagenet, mnist, timit
 from fathom_trace.errors import (
     MOST_CHARACTERS,
@@ -33,9 +33,11 @@ from fathom_trace.errors import (
 from fathom_trace.exporter import MOST_PROBLEMS, REPORT_NAME, CheckReport, read_layer_map, read_report
 from fathom_trace.loops.projections import MOST_COUNTED, distinct
 from fathom_trace.terminal import print_pairs, print_table
-from fathom_trace.untrusted import brief, is_inside, read_json, read_yaml
+from fathom_trace.untrusted import brief, is_inside, read_json, read_yaml, whole_number
 from fathom_trace.whatif.documents import read_document
+from fathom_trace.whatif.scenario import Context, parse_scenario
 from fathom_trace.whatif.selection import parse_selection
+from fathom_trace.whatif.sweep import parse_sweep
 
 LONG = "9" * 5000
 
@@ -315,3 +317,24 @@ def test_offsets_without_a_value_are_refused(lazy: bool, tmp_path: Path) -> None
     (tmp_path / "b.h5").write_bytes(data if lazy else sealed(data))
     with pytest.raises(TraceFileError, match="structures has offsets without a value"):
         store.load(tmp_path / "b.h5", lazy=lazy)
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        lambda text: parse_scenario([f"threads:{text}"], Context()),
+        lambda text: parse_sweep(f"Conv2D=1..1000:{text}"),
+        lambda text: steps.view_steps(tiny(), text, "exporter 'x'"),
+    ],
+)
+@pytest.mark.parametrize("text", [LONG, "²", "٣", "1_0", "-1", "+1", ""])
+def test_whole_numbers_in_arguments_are_digits_and_not_thousands_of_them(refused: Callable[[str], object], text: str) -> None:
+    with pytest.raises(FathomError):
+        refused(text)
+
+
+def test_a_whole_number_lies_within_its_bounds() -> None:
+    found = [whole_number(text, 2, 30) for text in ("2", "30", "031", "31", "1", " 2", "2 ", "2.0", "²", "")]
+    assert found == [2, 30, None, None, None, None, None, None, None, None]
+    assert [whole_number("0" * count + "7", 2, 30) for count in (1, 9, 5000)] == [7, 7, 7]
+    assert whole_number("00", 0, 30) == 0

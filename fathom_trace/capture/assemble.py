@@ -28,7 +28,8 @@ from fathom_trace.capture.graph import (
 )
 from fathom_trace.capture.lift import Lifted
 from fathom_trace.capture.opaque import Argument, InnerOp, expand, is_opaque_call, runs_function
-from fathom_trace.capture.stepstats import RECORD_CAP, Signatures, StepRecords
+from fathom_trace.capture.ragged import offsets_of, owners, taken
+from fathom_trace.capture.stepstats import RECORD_CAP, Output, Signatures, StepRecords
 from fathom_trace.effects import access_key
 from fathom_trace.trace import Trace
 
@@ -61,7 +62,10 @@ class Structure:
 
 @dataclass
 class Columns:
-    """Growing columns of `executions` and `tensors`: 4 bytes a number, where a list of them takes 36."""
+    """Growing columns of `executions` and `tensors`: 4 bytes a number, where a list of them takes 36.
+
+    `tensor_output` are numbers of different outputs: slot, dtype and shape.
+    """
 
     node: list[IntColumn] = field(default_factory=list)
     path: list[IntColumn] = field(default_factory=list)
@@ -70,7 +74,7 @@ class Columns:
     control: array[int] = field(default_factory=lambda: array("i"))
     control_counts: array[int] = field(default_factory=lambda: array("i"))
     tensor_execution: array[int] = field(default_factory=lambda: array("i"))
-    tensor_signature: list[tuple[int, str, tuple[int, ...]]] = field(default_factory=list)
+    tensor_output: array[int] = field(default_factory=lambda: array("i"))
     parent: list[IntColumn] = field(default_factory=list)
 
 
@@ -94,19 +98,21 @@ class Assembler:
         self.unplaced: dict[str, int] = {}
         self.is_capped = False
         self.library = dict(library)
+        self.outputs: list[Output] = []
+        self._output_number: dict[Output, int] = {}
         self.inner_nodes: list[tuple[str, InnerOp, list[tuple[int, int]], str]] = []
         self.unexpanded: set[str] = set()
         self._hiding: set[str] = set()
         """Other nodes that ran a function whose ops are not recorded."""
         self._partly: set[str] = set()
         """Expanded calls with such a node inside."""
-        self._is_opaque = [is_opaque_call(n.op, n.attributes) for n in nodes]
-        self._runs_function = [runs_function(n.op, n.definition) for n in nodes]
+        self._is_opaque = np.array([is_opaque_call(n.op, n.attributes) for n in nodes], bool)
+        self._runs_function = np.array([runs_function(n.op, n.definition) for n in nodes], bool)
         self._no_bounds: IntColumn = np.zeros(0, np.int64)
         self._inner_rows: dict[int, list[int]] = {}
         self._expanded: dict[tuple[str, tuple[Argument, ...]], list[InnerOp] | None] = {}
         self._handles = {self.node_index[v.node_name]: i for i, v in enumerate(lifted.variables) if v.node_name in self.node_index}
-        self._holders = handle_holders(nodes, self._handles) if any(self._is_opaque) else {}
+        self._holders = handle_holders(nodes, self._handles) if self._is_opaque.any() else {}
         self._touched = _touched_variables(nodes, self._handles)
         self.memory_step: tuple[int, StepRecords] | None = None
         self._flow_nodes = [
@@ -182,7 +188,7 @@ class Assembler:
 
     def _hidden(self, records: StepRecords) -> int:
         """Records that have no place in the trace. Those of a call that was expanded whole have one: the executions from it."""
-        has_calls = any(self._is_opaque)
+        has_calls = bool(self._is_opaque.any())
         return 0 if has_calls and not (self.unexpanded or self._partly) else sum(records.unplaced.values())
 
     def _add_spans(self, step: int, records: StepRecords, structure: int) -> None:
@@ -214,8 +220,7 @@ class Assembler:
         ends = np.searchsorted(records.node[canonical], np.arange(len(self.nodes) + 1)).tolist()
         sorted_records = array("i", canonical.astype(np.int32).tobytes())
         by_node = [sorted_records[begin:end] for begin, end in pairwise(ends)]
-        slots = [tuple(o[0] for o in outputs) for outputs in self.signatures.values]
-        flow = FlowAnalysis(self._flow_nodes, by_node, [slots[s] for s in records.signature.tolist()]).run()
+        flow = FlowAnalysis(self._flow_nodes, by_node, _Shown(self.signatures, records)).run()
         order = execution_order(records.start, flow)
         self._add_rows(records, flow, order)
         calls = self._expand_calls(records, order)
@@ -234,35 +239,53 @@ class Assembler:
         return len(self.made) - 1
 
     def _add_rows(self, records: StepRecords, flow: Flow, order: IntColumn) -> None:
-        columns, base = self.columns, self.bounds[-1]
-        row_of = np.empty(len(order), np.int64)
-        row_of[order] = np.arange(len(order)) + base
-        rows = array("i", row_of.astype(np.int32).tobytes())
-        signature = array("i", records.signature.astype(np.int32).tobytes())
-        first_tensor = len(columns.tensor_execution)
-        tensor_of = array("i", bytes(4 * len(order)))
-        in_order = array("i", order.astype(np.int32).tobytes())
-        for record in in_order:
-            tensor_of[record] = first_tensor
-            outputs = self.signatures.values[signature[record]]
-            columns.tensor_execution.extend([rows[record]] * len(outputs))
-            columns.tensor_signature.extend(outputs)
-            first_tensor += len(outputs)
-        ordinal = [{o[0]: k for k, o in enumerate(outputs)} for outputs in self.signatures.values]
-        for record in in_order:
-            found = [
-                tensor_of[producer] + ordinal[signature[producer]][port]
-                for producer, port in flow.inputs[record]
-                if producer >= 0 and port in ordinal[signature[producer]]
-            ]
-            waited = list(dict.fromkeys(rows[producer] for producer in flow.control.of(record) if producer >= 0))
-            columns.inputs.extend(found)
-            columns.input_counts.append(len(found))
-            columns.control.extend(waited)
-            columns.control_counts.append(len(waited))
-        columns.parent.append(np.full(len(order), -1))
+        columns, base, count = self.columns, self.bounds[-1], len(order)
+        row_of, tensor_of = np.empty(count, np.int64), np.empty(count, np.int64)
+        row_of[order] = np.arange(count) + base
+        lists, outputs, place_of = self._signature_table()
+        tensor_offsets, shown = taken(lists, records.signature[order])
+        tensor_of[order] = tensor_offsets[:-1] + len(columns.tensor_execution)
+        _extend(columns.tensor_execution, owners(tensor_offsets) + base)
+        _extend(columns.tensor_output, outputs[shown])
+
+        offsets, edges = taken(flow.inputs.offsets, order)
+        producer, port = flow.inputs.producer[edges], flow.inputs.port[edges]
+        place = np.full(len(edges), -1)
+        known = np.flatnonzero((producer >= 0) & (port >= 0) & (port < place_of.shape[1]))
+        place[known] = place_of[records.signature[producer[known]], port[known]]
+        is_live = place >= 0
+        _extend(columns.inputs, tensor_of[producer[is_live]] + place[is_live])
+        _extend(columns.input_counts, np.bincount(owners(offsets)[is_live], minlength=count))
+
+        offsets, edges = taken(flow.control.offsets, order)
+        producer = flow.control.producer[edges]
+        consumer, waited = owners(offsets)[producer >= 0], row_of[producer[producer >= 0]]
+        _, once = np.unique(consumer * (base + count) + waited, return_index=True)
+        once.sort()
+        _extend(columns.control, waited[once])
+        _extend(columns.control_counts, np.bincount(consumer[once], minlength=count))
+
+        columns.parent.append(np.full(count, -1))
         columns.node.append(records.node[order].astype(np.int32))
-        columns.path.append(self._add_paths(flow)[np.array(flow.path, np.int64)[order]])
+        columns.path.append(self._add_paths(flow)[flow.path[order]])
+
+    def _signature_table(self) -> tuple[IntColumn, IntColumn, IntColumn]:
+        """Of the output lists: where each begins, the numbers of its outputs, and `[lists, slots]` the place of a slot in it or -1."""
+        lists = self.signatures.values
+        slots = [slot for outputs in lists for slot, _, _ in outputs]
+        place_of = np.full((len(lists), max(slots, default=-1) + 1), -1)
+        for number, outputs in enumerate(lists):
+            for place, (slot, _, _) in enumerate(outputs):
+                place_of[number, slot] = place
+        numbers = np.array([self._number(output) for outputs in lists for output in outputs], np.int32)
+        return offsets_of([len(outputs) for outputs in lists]), numbers, place_of
+
+    def _number(self, output: Output) -> int:
+        """Number of an output; the same for the same slot, dtype and shape."""
+        number = self._output_number.setdefault(output, len(self.outputs))
+        if number == len(self.outputs):
+            self.outputs.append(output)
+        return number
 
     def _expand_calls(self, records: StepRecords, order: IntColumn) -> IntColumn:
         """Add the executions inside opaque calls; returns, for each, the place of its call in `order`."""
@@ -270,13 +293,13 @@ class Assembler:
         calls: list[int] = []
         nodes: list[int] = []
         parents: list[int] = []
-        bounds = _bounds(columns.input_counts) if any(self._is_opaque) else self._no_bounds
-        for place, node in enumerate(records.node[order].tolist()):
-            if not self._is_opaque[node]:
-                if self._runs_function[node]:
-                    self._hiding.add(self.nodes[node].name)
-                continue
-            call = base + place
+        bounds = offsets_of(columns.input_counts) if self._is_opaque.any() else self._no_bounds
+        ran = records.node[order]
+        self._hiding.update(
+            self.nodes[node].name for node in np.unique(ran[self._runs_function[ran] & ~self._is_opaque[ran]]).tolist()
+        )
+        for place in np.flatnonzero(self._is_opaque[ran]).tolist():
+            node, call = int(ran[place]), base + place
             given = columns.inputs[bounds[call] : bounds[call + 1]]
             inner = self._inner_ops(node, given)
             if inner is None:
@@ -293,7 +316,7 @@ class Assembler:
                 columns.control_counts.append(0)
                 tensors.append(len(columns.tensor_execution))
                 columns.tensor_execution.extend([execution] * len(op.outputs))
-                columns.tensor_signature.extend((port, dtype, dims) for port, (dtype, dims) in enumerate(op.outputs))
+                columns.tensor_output.extend(self._number((port, dtype, dims)) for port, (dtype, dims) in enumerate(op.outputs))
             calls += [place] * len(inner)
             parents += [call] * len(inner)
             nodes += self._inner_nodes(node, inner)
@@ -306,7 +329,7 @@ class Assembler:
         """What a call hides, for the shapes of the tensors and variables it was given."""
         arguments = []
         for source, tensor in zip(self.nodes[node].inputs, given, strict=False):
-            _, dtype, dims = self.columns.tensor_signature[tensor]
+            _, dtype, dims = self.outputs[self.columns.tensor_output[tensor]]
             variable = self._holders.get(source)
             if variable is None:
                 arguments.append(Argument(dtype, dims))
@@ -368,16 +391,18 @@ class Assembler:
     def builder_tables(self, tensor_buffers: IntColumn) -> dict[str, Any]:
         """The builder's tables, with executions and tensors made from their columns."""
         columns, builder = self.columns, self.builder
-        number: dict[tuple[int, str, tuple[int, ...]], int] = {}
-        outputs = columns.tensor_signature
-        codes = np.fromiter((number.setdefault(output, len(number)) for output in outputs), np.int64, len(outputs))
+        used, first, codes = np.unique(np.array(columns.tensor_output, np.int32), return_index=True, return_inverse=True)
+        outputs = [self.outputs[number] for number in used.tolist()]
+        for place in np.argsort(first).tolist():  # names and shapes are numbered as they appear
+            builder.string(outputs[place][1])
+            builder.shape(outputs[place][2])
         slots, dtypes, shapes, items = (
             np.array(values, np.int64)[codes]
             for values in (
-                [slot for slot, _, _ in number],
-                [builder.string(dtype) for _, dtype, _ in number],
-                [builder.shape(dims) for _, _, dims in number],
-                [ITEM_BYTES.get(dtype, 0) for _, dtype, _ in number],
+                [slot for slot, _, _ in outputs],
+                [builder.string(dtype) for _, dtype, _ in outputs],
+                [builder.shape(dims) for _, _, dims in outputs],
+                [ITEM_BYTES.get(dtype, 0) for _, dtype, _ in outputs],
             )
         )
         made: dict[str, Any] = builder.tables()
@@ -390,9 +415,9 @@ class Assembler:
             parent=parent,
             kind=np.where(parent >= 0, t.EXECUTION_EXPANDED, t.EXECUTION_OP),
             timed=parent < 0,
-            input_offsets=_bounds(columns.input_counts),
+            input_offsets=offsets_of(columns.input_counts),
             input=np.array(columns.inputs, np.int32),
-            control_offsets=_bounds(columns.control_counts),
+            control_offsets=offsets_of(columns.control_counts),
             control=np.array(columns.control, np.int32),
         )
         made["tensors"] = t.Tensors(
@@ -521,40 +546,30 @@ class Assembler:
         if self.memory_step is None or self.memory_step[1].memory is None:
             return MemoryTables(tensor_buffer, t.Buffers.empty(), t.Allocations.empty())
         step, records = self.memory_step
-        memory = self.memory_step[1].memory
+        memory, pick = self.memory_step[1].memory, self._memory_pick
         base = self.bounds[self._memory_structure]
-        known: dict[tuple[int, int], int] = {}
-        origins, addresses, sizes = array("B"), array("Q"), array("q")
-        owners, executions, changes, times = array("i"), array("i"), array("q"), array("q")
-        tensor = int(np.searchsorted(np.asarray(self.columns.tensor_execution), base))
-        for k, record in enumerate(array("q", self._memory_pick.astype(np.int64).tobytes())):
-            made: list[tuple[int, int]] = []
-            op = self.nodes[int(records.node[record])].op
-            origin = t.BUFFER_FEED if op == "_Arg" else t.BUFFER_VARIABLE if op == "ReadVariableOp" else t.BUFFER_ALLOCATOR
-            for _, size, address in memory.outputs(record):
-                if address:
-                    buffer = known.setdefault((address, size), len(known))
-                    if buffer == len(addresses):
-                        origins.append(origin)
-                        addresses.append(address)
-                        sizes.append(size)
-                    tensor_buffer[tensor] = buffer
-                    made.append((size, buffer))
-                tensor += 1
-            for when, size in memory.allocations(record):
-                owners.append(next((b for s, b in made if s == size), -1))
-                executions.append(base + k)
-                changes.append(size)
-                times.append(when)
-        buffers = t.Buffers(origin=np.array(origins), address=np.array(addresses), size_bytes=np.array(sizes))
-        time = np.array(times, np.int64)
-        order = np.argsort(time, kind="stable")
+        offsets, outputs = taken(memory.output_offsets, pick)
+        has_address = memory.address[outputs] != 0
+        tensor = np.searchsorted(np.asarray(self.columns.tensor_execution), base) + np.flatnonzero(has_address)
+        outputs, owner = outputs[has_address], owners(offsets)[has_address]
+        address, size = memory.address[outputs], memory.size_bytes[outputs]
+        buffer, first = numbered(address, size)
+        tensor_buffer[tensor] = buffer
+        origins = np.full(len(self.nodes), t.BUFFER_ALLOCATOR, np.uint8)
+        for op, origin in (("_Arg", t.BUFFER_FEED), ("ReadVariableOp", t.BUFFER_VARIABLE)):
+            origins[[i for i, node in enumerate(self.nodes) if node.op == op]] = origin
+        buffers = t.Buffers(origin=origins[records.node[pick[owner[first]]]], address=address[first], size_bytes=size[first])
+        offsets, changes = taken(memory.allocation_offsets, pick)
+        execution, change = owners(offsets), memory.change_bytes[changes]
+        both, made = numbered(np.concatenate([owner, execution]), np.concatenate([size, change]))
+        output = made[both[len(owner) :]]  # the first output of the same execution that has the size; an allocation, if there is none
+        order = np.argsort(memory.time[changes], kind="stable")
         allocations = t.Allocations(
             step=np.full(len(order), step, np.int32),
-            execution=np.array(executions)[order],
-            size_bytes=np.array(changes)[order],
-            time=time[order],
-            buffer=np.array(owners)[order],
+            execution=execution[order] + base,
+            size_bytes=change[order],
+            time=memory.time[changes][order],
+            buffer=np.append(buffer, -1)[np.minimum(output, len(owner))][order],
         )
         return MemoryTables(tensor_buffer, buffers, allocations)
 
@@ -576,6 +591,34 @@ def _touched_variables(nodes: Sequence[GraphNode], handles: Mapping[int, int]) -
         [(v, v in wrote) for v in dict.fromkeys([*read, *wrote]) if v in written] for read, wrote in zip(reads, writes, strict=True)
     )
     return {node: found for node, found in enumerate(touched) if found}
+
+
+class _Shown(Sequence[tuple[int, ...]]):
+    """The output slots that each record shows."""
+
+    def __init__(self, signatures: Signatures, records: StepRecords) -> None:
+        self._slots = [tuple(slot for slot, _, _ in outputs) for outputs in signatures.values]
+        self._signature = array("i", records.signature.astype(np.int32).tobytes())
+
+    def __len__(self) -> int:
+        return len(self._signature)
+
+    def __getitem__(self, record: Any) -> Any:
+        return self._slots[self._signature[record]]
+
+
+def numbered(left: IntColumn, right: IntColumn) -> tuple[IntColumn, IntColumn]:
+    """A number for each different pair, in the order in which they first appear: that of each row, and the first row of each number."""
+    (_, lefts), (rights, places) = np.unique(left, return_inverse=True), np.unique(right, return_inverse=True)
+    _, first, which = np.unique(lefts * len(rights) + places, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    number = np.empty(len(order), np.int64)
+    number[order] = np.arange(len(order))
+    return number[which], first[order]
+
+
+def _extend(column: array[int], values: IntColumn) -> None:
+    column.frombytes(values.astype(np.int32).tobytes())
 
 
 def execution_order(start: IntColumn, flow: Flow) -> IntColumn:
@@ -620,7 +663,3 @@ def lanes(start: IntColumn, done: IntColumn) -> IntColumn:
 
 def _joined(parts: Sequence[IntColumn]) -> IntColumn:
     return np.concatenate(parts) if parts else np.zeros(0, np.int64)
-
-
-def _bounds(counts: Sequence[int]) -> IntColumn:
-    return np.concatenate([[0], np.cumsum(np.array(counts, np.int64))]).astype(np.int64)

@@ -20,7 +20,6 @@ This module knows no TensorFlow: it works on op type names and numbers.
 
 from __future__ import annotations
 
-from array import array
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from fathom_trace.capture.ragged import offsets_of, owners
 from fathom_trace.errors import CaptureError
 
 ENTER, EXIT = frozenset({"Enter", "RefEnter"}), frozenset({"Exit", "RefExit"})
@@ -36,6 +36,7 @@ SWITCH = frozenset({"Switch", "RefSwitch", "_SwitchN"})
 TRIGGER = "ControlTrigger"
 ROOT = 0
 
+Int64 = NDArray[np.int64]
 Tags = tuple[int, ...]
 ROOT_TAGS: Tags = (ROOT,)
 
@@ -76,39 +77,39 @@ class Missing:
 class Edges:
     """Who each record depended on, in 4 bytes an edge: `edges[r]` are the (producer record, port) of record r, `of(r)` without ports.
 
-    Where the producer is missing it is -1.
+    Those of record r stand at `offsets[r]` to `offsets[r + 1]` of `producer` and `port`. Where the producer is missing it is -1.
     """
 
     def __init__(self, counts: NDArray[np.int64], has_ports: bool) -> None:
         """`counts` are how many edges each record has; all are missing until `put`."""
-        self.offsets = array("q", np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)]).astype(np.int64).tobytes())
-        self.producer = array("i", bytes(4 * self.offsets[-1]))
-        self.port = array("i", bytes(4 * self.offsets[-1] if has_ports else 0))
+        self.offsets = offsets_of(counts)
+        self.producer = np.zeros(self.offsets[-1], np.int32)
+        self.port = np.zeros(self.offsets[-1] if has_ports else 0, np.int32)
 
-    def put(self, record: int, producers: Sequence[int], ports: Sequence[int] = ()) -> None:
-        """Set the edges of a record, as many as it has."""
-        at = self.offsets[record]
-        for k, producer in enumerate(producers):
-            self.producer[at + k] = producer
-        for k, port in enumerate(ports):
-            self.port[at + k] = port
+    def put(
+        self, records: NDArray[np.int32], place: int, producer: NDArray[np.int32], port: int | NDArray[np.int32] | None = None
+    ) -> None:
+        """Set the edge at `place` (from 0 on) of each of some records."""
+        at = self.offsets[records] + place
+        self.producer[at] = producer
+        if port is not None:
+            self.port[at] = port
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
     def __getitem__(self, record: int) -> list[tuple[int, int]]:
-        begin, end = self.offsets[record], self.offsets[record + 1]
-        return list(zip(self.producer[begin:end], self.port[begin:end], strict=True))
+        rows = slice(self.offsets[record], self.offsets[record + 1])
+        return list(zip(self.producer[rows].tolist(), self.port[rows].tolist(), strict=True))
 
     def of(self, record: int) -> list[int]:
         """The producers of a record."""
-        return self.producer[self.offsets[record] : self.offsets[record + 1]].tolist()
+        found: list[int] = self.producer[self.offsets[record] : self.offsets[record + 1]].tolist()
+        return found
 
     def any_later(self) -> bool:
         """True when a record depends on one with a higher number."""
-        offsets: NDArray[np.int64] = np.frombuffer(self.offsets, np.int64)
-        consumer = np.repeat(np.arange(len(self)), offsets[1:] - offsets[:-1])
-        return bool(np.any(np.frombuffer(self.producer, np.int32) > consumer)) if len(self.producer) else False
+        return bool(np.any(self.producer > owners(self.offsets)))
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ class Flow:
     `paths` are (parent, frame, instance, iteration), the root first. `frames` are loop names, `frame_parents` their enclosing loops.
     """
 
-    path: list[int]
+    path: Int64
     inputs: Edges
     control: Edges
     paths: list[tuple[int, int, int, int]]
@@ -143,13 +144,13 @@ class FlowAnalysis:
         self.in_tags: list[Tags] = [()] * count
         self.out_tags: list[Tags] = [()] * count
         self.slot_tags: list[dict[int, Tags]] = [{} for _ in range(count)]
-        self._places: dict[int, dict[int, int]] = {}
+        self._places: dict[int, tuple[Int64, Int64]] = {}
+        self._arrays: dict[int, tuple[Tags, Int64]] = {}
         self.missing: list[Missing] = []
         self.surplus: list[Missing] = []
         self._meets: dict[tuple[int, int], tuple[Tags, Tags, Tags]] = {}
         self._everywhere: dict[str, Tags] = {}
         self._constant: dict[int, Tags] = {}
-        self._slot_sets: dict[tuple[int, int], frozenset[int]] = {}
         self._find_frames()
         self._frame_of = self._static_frames() if any(node.op == TRIGGER for node in nodes) else []
 
@@ -387,41 +388,62 @@ class FlowAnalysis:
 
     # --- edges ------------------------------------------------------------------------------------------------------------------
 
-    def _record_at(self, producer: int, tag: int) -> int:
-        """The record of `producer` whose token a consumer running at `tag` sees, or -1."""
-        spec = self.nodes[producer]
-        if spec.op in ENTER and spec.is_constant:
-            tag = self.first_of[tag]
-        tags, records = self.out_tags[producer], self.records[producer]
-        places = self._places.get(id(tags))  # of tuples that `out_tags` keeps; most nodes of a loop share one
-        if places is None:
-            places = self._places[id(tags)] = {each: place for place, each in enumerate(tags)}
-        place = places.get(tag, -1)
-        return records[place] if 0 <= place < len(records) else -1
+    def _array(self, tags: Tags) -> Int64:
+        """Tags as an array; many nodes share them."""
+        found = self._arrays.get(id(tags))
+        if found is None or found[0] is not tags:
+            found = self._arrays[id(tags)] = tags, np.array(tags, np.int64)
+        return found[1]
+
+    def _records_at(self, producer: int, tags: Tags, at: Int64) -> NDArray[np.int32]:
+        """For each of `tags` (`at` as an array) the record of `producer` whose token a consumer running there sees, or -1."""
+        spec, own = self.nodes[producer], self.out_tags[producer]
+        records = np.append(self._records[producer][: len(own)], np.int32(-1))
+        if own is tags:
+            place = np.arange(len(at))
+        else:
+            if spec.op in ENTER and spec.is_constant:
+                at = self._first_of[at]
+            known = self._places.get(id(own))  # of tuples that `out_tags` keeps; most nodes of a loop share one
+            if known is None:
+                order = np.argsort(self._array(own), kind="stable")
+                known = self._places[id(own)] = self._array(own)[order], order
+            where = np.searchsorted(known[0], at, side="right") - 1
+            is_there = where >= 0
+            is_there[is_there] = known[0][where[is_there]] == at[is_there]
+            place = np.full(len(at), -1)
+            place[is_there] = known[1][where[is_there]]
+        found: NDArray[np.int32] = records[np.where((place < 0) | (place >= len(records) - 1), len(records) - 1, place)]
+        return found
 
     def _edges(self) -> Flow:
         total = len(self.slots)
-        path = [ROOT] * total
+        path = np.full(total, ROOT, np.int64)
+        self._first_of = np.array(self.first_of, np.int64)
+        self._iterations = np.array([iteration for _, _, _, iteration in self.paths], np.int64)
+        self._records = [np.array(records, np.int32) for records in self.records]
         input_counts, control_counts = np.zeros(total, np.int64), np.zeros(total, np.int64)
         for node, spec in enumerate(self.nodes):
-            known = np.asarray(self.records[node][: len(self.in_tags[node])], np.int64)
+            known = self._records[node][: len(self.in_tags[node])]
             input_counts[known] = 1 if spec.op in MERGE else len(spec.inputs)
             control_counts[known] = len(spec.control)
         inputs, control = Edges(input_counts, has_ports=True), Edges(control_counts, has_ports=False)
         node_frame = [-1] * len(self.nodes)
         for node, spec in enumerate(self.nodes):
-            tags, records = self.in_tags[node], self.records[node]
-            ports = [port for _, port in spec.inputs]
+            tags, records = self.in_tags[node], self._records[node]
             if tags:
                 node_frame[node] = self.paths[tags[0]][1]
-            for tag, record in zip(tags, records, strict=False):
-                path[record] = tag
-                if spec.op in MERGE:
-                    inputs.put(record, *self._merge_input(node, tag))
-                else:
-                    inputs.put(record, [self._record_at(p, tag) for p, _ in spec.inputs], ports)
-                if spec.control:
-                    control.put(record, [self._record_at(p, tag) for p in spec.control])
+            if len(records) < len(tags):
+                tags = tags[: len(records)]
+            records, at = records[: len(tags)], self._array(tags)
+            path[records] = at
+            if spec.op in MERGE:
+                inputs.put(records, 0, *self._merge_inputs(node, tags, at))
+            else:
+                for place, (producer, port) in enumerate(spec.inputs):
+                    inputs.put(records, place, self._records_at(producer, tags, at), port)
+            for place, producer in enumerate(spec.control):
+                control.put(records, place, self._records_at(producer, tags, at))
         return Flow(
             path=path,
             inputs=inputs,
@@ -434,23 +456,17 @@ class FlowAnalysis:
             surplus=self.surplus,
         )
 
-    def _live_at(self, switch: int, port: int) -> frozenset[int]:
-        """The tags at which a Switch's output is live."""
-        key = switch, port
-        if key not in self._slot_sets:
-            self._slot_sets[key] = frozenset(self.slot_tags[switch].get(port, ()))
-        return self._slot_sets[key]
-
-    def _merge_input(self, node: int, tag: int) -> tuple[list[int], list[int]]:
-        """The one live input of a Merge at `tag`: its producer and port."""
-        is_header, first = node in self.header_frame, self.paths[tag][3] == 0
+    def _merge_inputs(self, node: int, tags: Tags, at: Int64) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """The one live input of a Merge at each of `tags` (`at` as an array): its producer, or -1, and port."""
+        producers, ports = np.full(len(at), -1, np.int32), np.zeros(len(at), np.int32)
+        is_first = self._iterations[at] == 0
         for producer, port in self.nodes[node].inputs:
-            is_back = self.nodes[producer].op in NEXT
-            if is_header and is_back == first:
-                continue
-            if self.nodes[producer].op in SWITCH and tag not in self._live_at(producer, port):
-                continue
-            record = self._record_at(producer, tag)
-            if record >= 0:
-                return [record], [port]
-        return [-1], [0]
+            is_open = producers < 0
+            if node in self.header_frame:
+                is_open &= is_first != (self.nodes[producer].op in NEXT)
+            if self.nodes[producer].op in SWITCH:
+                is_open &= np.isin(at, self._array(self.slot_tags[producer].get(port, ())))
+            found = self._records_at(producer, tags, at)
+            is_open &= found >= 0
+            producers[is_open], ports[is_open] = found[is_open], port
+        return producers, ports

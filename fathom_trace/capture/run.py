@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 from tensorflow.core.framework import graph_pb2
+from tensorflow.core.protobuf import config_pb2
 
 from fathom_trace import tables as t
 from fathom_trace.capture import CaptureRequest, Observe, Plan, Progress, StepValues
@@ -230,12 +231,13 @@ def _executed_graph(runner: Runner, subject: Subject, plan: Plan, progress: Prog
     """
     progress("reading the executed graph", 0, 1)
     _, run = runner.trace(next(subject.batches), with_graphs=True)
+    metadata = config_pb2.RunMetadata.FromString(run.metadata)
     # parsed anew: a part of a message keeps all of it in memory, here all the records of a step
-    graphs = [graph_pb2.GraphDef.FromString(graph.SerializeToString()) for graph in run.metadata.partition_graphs]
+    graphs = [graph_pb2.GraphDef.FromString(graph.SerializeToString()) for graph in metadata.partition_graphs]
     nodes = read_graphs(graphs)
     functions = [f for g in (runner.lifted.graph_def, *graphs) for f in g.library.function]
-    has_records = any(d.node_stats for d in run.metadata.step_stats.dev_stats)
-    del run
+    has_records = any(d.node_stats for d in metadata.step_stats.dev_stats)
+    del run, metadata
     if not has_records:
         raise CaptureError("TensorFlow returned no op records for a traced step; the trace would be empty, so none is written")
     if plan.stage == "source" and any(n.op.startswith("_Mkl") for n in nodes):
@@ -264,10 +266,10 @@ def _steps(runner: Runner, assembler: Assembler, subject: Subject, plan: Plan, p
         before = runner.variable_values() if observe else {}
         outputs, run = runner.trace(values)
         timings.traced.append(run.wall_ns)
-        timings.metadata_bytes.append(run.metadata.ByteSize())
+        timings.metadata_bytes.append(len(run.metadata))
         with_memory = done < plan.memory_steps
         with collector_paused():
-            records = read_step(run.metadata.step_stats, assembler.node_index, assembler.signatures, with_memory, plan.max_events)
+            records = read_step(run.metadata, assembler.node_index, assembler.signatures, with_memory, plan.max_events)
             wall_ns = run.wall_ns
             del run  # its records are read: while they are assembled, and the next step runs, they are in memory no more
             step = assembler.add_step(records, context(wall_ns))

@@ -29,6 +29,7 @@ from typing import Any
 from fathom_trace.errors import FathomError, OptionError, UnknownNameError, one_line
 from fathom_trace.options import parse_pairs
 from fathom_trace.sweeps.sweep import SEMINAL, SOURCE, Point, check_names
+from fathom_trace.untrusted import whole_number
 from fathom_trace.whatif.documents import read_document
 from fathom_trace.workload import MODES, choose_mode
 
@@ -120,9 +121,10 @@ def _name(text: str) -> str:
 
 def _whole(least: int) -> Callable[[str], int]:
     def whole(text: str) -> int:
-        if not (text.isascii() and text.isdecimal() and len(text) <= 10 and least <= int(text) <= MOST_NUMBER):
+        number = whole_number(text, least, MOST_NUMBER)
+        if number is None:
             raise OptionError(f"'{text}' is not a whole number from {least} to {MOST_NUMBER:,}")
-        return int(text)
+        return number
 
     return whole
 

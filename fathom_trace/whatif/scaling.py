@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from fathom_trace.errors import ScenarioError
 from fathom_trace.trace import Trace
 from fathom_trace.units import format_share
+from fathom_trace.untrusted import whole_number
 from fathom_trace.whatif.alike import with_alike_steps
 from fathom_trace.whatif.recording import Bool, Float
 from fathom_trace.whatif.selection import Executed
@@ -300,8 +301,9 @@ def parse_threads(text: str, model: ScalingModel | None) -> Threads:
         ScenarioError: it is malformed, or there is no model.
     """
     count = text.strip().removeprefix(PREFIX).strip()
-    if not count.isascii() or not count.isdecimal() or not 1 <= int(count) <= 1_000_000:
+    threads = whole_number(count, 1, 1_000_000)
+    if threads is None:
         raise ScenarioError(f"'{text}': '{count}' is no number of threads; write for example threads:2")
     if model is None:
         raise ScenarioError(f"'{text}' needs captures of a program at several --threads; give them with --scaling")
-    return Threads(int(count), model)
+    return Threads(threads, model)

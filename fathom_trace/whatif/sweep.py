@@ -10,6 +10,7 @@ import numpy as np
 
 from fathom_trace.errors import ScenarioError
 from fathom_trace.trace import Trace
+from fathom_trace.untrusted import whole_number
 from fathom_trace.whatif.baseline import Baseline, Settings, base_of
 from fathom_trace.whatif.projection import Estimate, change_notes, estimates, finite
 from fathom_trace.whatif.recording import Float
@@ -66,9 +67,10 @@ def parse_sweep(text: str) -> Sweep:
         )
     points = max(5, round(POINTS_PER_DECADE * math.log10(high / low)) + 1)
     if colon:
-        if not count.strip().isdecimal() or not 2 <= int(count) <= MOST_POINTS:
+        given = whole_number(count.strip(), 2, MOST_POINTS)
+        if given is None:
             raise ScenarioError(f"'{text}': '{count}' is no number of points; give 2 to {MOST_POINTS}")
-        points = int(count)
+        points = given
     return Sweep(parse_selection(name), low, high, points)
 
 
