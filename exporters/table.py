@@ -123,7 +123,7 @@ def write(trace: Trace, folder: Path, options: Options) -> ExportReport:
         if arrow is None:
             rows[name] = _write_csv(folder / files[-1], COLUMNS[name], map(columns_of, shown))
         else:
-            rows[name] = _write_parquet(arrow, folder / files[-1], [columns_of(view) for view in shown])
+            rows[name] = _write_parquet(arrow, folder / files[-1], COLUMNS[name], map(columns_of, shown))
 
     first = {view.structure: view.rows.start for view in structures}
 
@@ -400,25 +400,32 @@ def _arrow() -> Any:
         raise ExportError("Parquet needs pyarrow; install it with: pip install 'fathom-trace[parquet]', or set format=csv") from None
 
 
-def _write_parquet(arrow: Any, path: Path, parts: Sequence[Sequence[Column]]) -> int:
-    """Write a table whose rows come in parts; returns how many there are."""
+ROW_GROUP = 1 << 17
+"""Rows of Parquet that are written at once."""
+
+
+def _write_parquet(arrow: Any, path: Path, header: Sequence[str], parts: Iterable[Sequence[Column]]) -> int:
+    """Write a table whose rows come in parts, `ROW_GROUP` at a time; returns how many there are."""
     package, parquet = arrow
-    tables = []
-    for part in parts:
-        arrays = {}
-        for column in part:
-            if isinstance(column, Texts):
-                used, codes = np.unique(column.codes, return_inverse=True)
-                words = package.array([column.words[w] for w in used.tolist()], package.string())
-                arrays[column.name] = package.DictionaryArray.from_arrays(codes.reshape(-1).astype(np.int32), words).cast(
-                    package.string()
-                )
-            else:
-                empty = None if column.known is None else ~column.known
-                arrays[column.name] = package.array(column.values, package.int64(), mask=empty)
-        tables.append(package.table(arrays))
-    parquet.write_table(package.concat_tables(tables), path)
-    return sum(map(_length, parts))
+    schema = package.schema([(name, package.string() if name in TEXTS else package.int64()) for name in header])
+    count = 0
+    with parquet.ParquetWriter(path, schema) as writer:
+        for part in parts:
+            length = _length(part)
+            for begin in range(0, length, ROW_GROUP):
+                rows = slice(begin, begin + ROW_GROUP)
+                writer.write_table(package.table({column.name: _arrow_array(package, column, rows) for column in part}, schema))
+            count += length
+    return count
+
+
+def _arrow_array(package: Any, column: Column, rows: slice) -> Any:
+    """Some rows of a column."""
+    if isinstance(column, Texts):
+        used, codes = np.unique(column.codes[rows], return_inverse=True)
+        words = package.array([column.words[w] for w in used.tolist()], package.string())
+        return package.DictionaryArray.from_arrays(codes.reshape(-1).astype(np.int32), words).cast(package.string())
+    return package.array(column.values[rows], package.int64(), mask=None if column.known is None else ~column.known[rows])
 
 
 # --- checking ---------------------------------------------------------------------------------------------------------------------

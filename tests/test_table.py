@@ -210,6 +210,20 @@ def test_parquet_holds_the_same(tmp_path: Path) -> None:
         assert cells == rows(tmp_path / "text", name)
 
 
+def test_parquet_is_written_some_rows_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    trace = loop()
+    export(trace, tmp_path / "whole", step="all", format="parquet")
+    monkeypatch.setattr(TABLE, "ROW_GROUP", 3)
+    export(trace, tmp_path / "parts", step="all", format="parquet")
+    for name in ("executions", "tensors", "dependencies"):
+        whole, parts = (parquet.ParquetFile(tmp_path / folder / f"{name}.parquet") for folder in ("whole", "parts"))
+        assert parts.read().equals(whole.read())
+        groups = [parts.metadata.row_group(i).num_rows for i in range(parts.num_row_groups)]
+        assert max(groups) == 3
+        assert sum(groups) == whole.metadata.num_rows > 3
+
+
 def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> Any:
         raise ImportError(name)
