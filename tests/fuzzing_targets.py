@@ -45,7 +45,10 @@ from fathom_trace.data.crc32c import masked_crc32c
 from fathom_trace.exporter import REPORT_NAME, read_layer_map, write_report
 from fathom_trace.exporters import REGISTRY
 from fathom_trace.options import describe_options, parse_pairs
+from fathom_trace.report.files import MARKER, refuse_to_lose
 from fathom_trace.selecting import Choice, parse_span, parse_steps, part_of
+from fathom_trace.sweeps.collection import MANIFEST, read_manifest
+from fathom_trace.sweeps.sweep import earlier_attempts
 from fathom_trace.sweeps.sweep_file import read_sweep
 from fathom_trace.trace import Trace
 from fathom_trace.units import parse_duration_ns, parse_quantity
@@ -414,11 +417,28 @@ captures:
     seeds: [0, 1]
     set: {classes: 100}
 """
+_ENTRY = {"workload": "vgg", "mode": "training", "command": "capture vgg", "wall_ns": 5, "peak_bytes": 7, "error": ""}
+_ATTEMPT = {"host": "a", "problem": "", "began": "2026-01-01T00:00:00Z"}
+CAPTURES = json.dumps(
+    [_ENTRY | {"file": f"traces/{end}.h5", "attempts": [_ATTEMPT | {"outcome": end}]} for end in ("captured", "lost")], indent=1
+).encode()
+REPORT = json.dumps({"files": ["report.json", "report.html", "data/ops.csv"], "traces": [{"name": "x", "time_ns": 5.5}]}).encode()
 ARGUMENTS = (
     b"Conv2D=10\nlayer:fc*=4\nkind:pooling=remove", b"Conv2D=50us", b"fuse:BiasAdd+Relu\nphase:forward=inf", b"threads:2\nMatMul=1e3x",
     b"hardware:accelerator.yaml", b"predicate:mine.py=4", b"Conv2D=1..1000:20", b"layer:fc[0-9]=0.5..2", b"700MHz", b"1.5 s", b"batch=4",
     b"0..3,7", b"layer:conv*", b"10ms-1.5s", b"name=x\nstep=2",
 )  # fmt: skip
+
+
+def read_captures(folder: Path) -> object:
+    """What a sweep reads of an earlier one, and its manifest written anew."""
+    attempts = earlier_attempts(folder)
+    return attempts, json.dumps(list(read_manifest(folder).values()))
+
+
+def read_marker(folder: Path) -> object:
+    """What stands in the way of a new report."""
+    return refuse_to_lose(folder)
 
 
 def read_arguments(folder: Path) -> object:
@@ -679,6 +699,8 @@ def _targets() -> Iterator[Target]:
     yield Target(
         "sweep-yaml", lambda: [{"s.yaml": SWEEP}], one_file("s.yaml", mutate_yaml), lambda folder: read_sweep(folder / "s.yaml")
     )
+    yield Target("manifest", lambda: [{MANIFEST: CAPTURES}], one_file(MANIFEST, mutate_json), read_captures)
+    yield Target("report-marker", lambda: [{MARKER: REPORT}], one_file(MARKER, mutate_json), read_marker)
     yield Target(
         "arguments", lambda: [{"arguments": text, **context} for text in ARGUMENTS], one_file("arguments", mutate_text), read_arguments
     )

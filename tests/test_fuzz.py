@@ -36,6 +36,9 @@ REACHED = {
 }  # fmt: skip
 """The least share of a reader's inputs that is refused for what lies behind marks, seals and grammar, by what the message then has."""
 
+LENIENT = ("manifest", "report-marker")
+"""Readers of a file that tells of earlier work: what cannot be read counts as not told."""
+
 
 @pytest.mark.parametrize("name", list(targets()))
 def test_a_short_round_finds_nothing(name: str, tmp_path: Path) -> None:
@@ -45,6 +48,8 @@ def test_a_short_round_finds_nothing(name: str, tmp_path: Path) -> None:
     assert not tally.findings, f"{dict(tally.findings)}; inputs: {sorted(p.name for p in (tmp_path / 'findings').iterdir())}"
     assert tally.accepted + tally.refused > 0.5 * tally.inputs
     assert tally.inputs >= count * 0.9  # an HDF5 that is changed through HDF5 itself may end that in a crash
+    if name in LENIENT:
+        return
     assert tally.refused > count / 5
     assert len(tally.refusals) >= 3
     if name in REACHED:

@@ -112,7 +112,7 @@ def sweep(
             report(f"{told[point.name]}: {there.problem or there.status}")
     with only_one() if tasks and not runner.is_remote else nullcontext() as lock:
         made = [_task(point, folder, flags, force, lock, runner.is_remote) for point in tasks.values()]
-        earlier = {name: _attempts(entry) for name, entry in read_manifest(folder).items()} if tasks else {}
+        earlier = earlier_attempts(folder) if tasks else {}
         going: dict[str, Capture] = {}
         try:
             with closing(runner.run(made)) as updates:
@@ -209,6 +209,11 @@ def _put(point: Point, file: Path, flags: Sequence[str], force: bool, trace: byt
         raise CaptureError(f"its worker sent the trace of another command ({shlex.join(made_by)})")
     with replacing(file, force) as target:
         target.write(trace)
+
+
+def earlier_attempts(folder: Path) -> dict[str, tuple[Attempt, ...]]:
+    """What the manifest in `folder` tells of earlier attempts, by file name; nothing where it tells nothing that can be read."""
+    return {name: _attempts(entry) for name, entry in read_manifest(folder).items()}
 
 
 def _attempts(entry: Mapping[str, Any]) -> tuple[Attempt, ...]:
