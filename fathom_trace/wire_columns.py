@@ -181,10 +181,10 @@ def iterate_spans(data: bytes, begin: int, end: int, field: int, at_once: int) -
     """
     places: list[int] = []
     wanted = field << 3 | LENGTH
+    frequent = wanted if wanted < 0x80 else -1
     at = begin
     while at < end:
-        tag = data[at]
-        if tag == wanted and at + 3 <= end and (data[at + 1] < 0x80 or data[at + 2] < 0x80):  # the most frequent, without a call
+        if data[at] == frequent and at + 3 <= end and (data[at + 1] < 0x80 or data[at + 2] < 0x80):  # without a call
             length = data[at + 1]
             at += 2
             if length >= 0x80:

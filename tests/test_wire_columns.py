@@ -9,7 +9,7 @@ import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from fathom_trace import wire
-from fathom_trace.wire_columns import MalformedError, padded, read_fields
+from fathom_trace.wire_columns import MalformedError, iterate_spans, padded, read_fields
 
 TYPES = descriptor_pb2.FieldDescriptorProto
 KINDS = {
@@ -70,6 +70,21 @@ def test_fields_are_those_that_protobuf_finds(seed: int) -> None:
         ]
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_values_of_one_message_are_found_one_after_the_other(seed: int) -> None:
+    """Around it lie other bytes; lengths of one, two and three bytes, fields with a tag of one and of two."""
+    random, made = Random(seed), message_class()()
+    for _ in range(40):
+        random.choice((made.f4, made.f300)).append(random.randbytes(random.choice((0, 1, 127, 128, 300, 16_383, 16_384, 20_000))))
+    made.f1, made.f5, made.f6, made.f17 = -1, 2, 3, 2**62
+    raw = b"\xff" * 5 + made.SerializeToString() + b"\xff" * 5
+    for number in (1, 4, 17, 300, 2000):
+        found = [pair for pairs in iterate_spans(raw, 5, len(raw) - 5, number, 7) for pair in zip(*pairs, strict=True)]
+        assert [raw[a:b] for a, b in found] == (list(getattr(made, f"f{number}")) if number in (4, 300) else [])
+    sizes = [len(begins) for begins, _ in iterate_spans(raw, 5, len(raw) - 5, 4, 7)]
+    assert sizes[:-1] == [7] * (len(sizes) - 1)
+
+
 def test_the_last_value_counts_and_an_empty_message_has_none() -> None:
     data, begin, end = laid_out([wire.integer(1, 5) + wire.integer(2, 6) + wire.integer(1, 7), b""])
     found = read_fields(data, begin, end, integers=(1, 2), spans=(4,))
@@ -90,6 +105,8 @@ def test_what_is_no_message_is_refused(raw: bytes, says: str) -> None:
         data, begin, end = laid_out([*others, raw])
         with pytest.raises(MalformedError, match=says):
             read_fields(data, begin, end, integers=(1,), spans=(4,))
+    with pytest.raises(MalformedError, match=says):
+        list(iterate_spans(raw, 0, len(raw), 4, 10))
 
 
 def test_no_bytes_whatever_are_read_beyond_their_end() -> None:
