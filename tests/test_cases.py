@@ -484,7 +484,8 @@ def test_e5_nanoseconds_survive_a_date_of_today() -> None:
     step_stats_pb2 = pytest.importorskip("tensorflow.core.framework.step_stats_pb2")
     from tensorflow.core.protobuf import config_pb2
 
-    from fathom_trace.capture.stepstats import Signatures, read_step
+    from fathom_trace.capture.signatures import Signatures
+    from fathom_trace.capture.stepstats import read_step
 
     origin = 1_796_026_610_255_867_250
     message = step_stats_pb2.StepStats()

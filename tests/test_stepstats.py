@@ -6,7 +6,8 @@ import tracemalloc
 
 import pytest
 
-from fathom_trace.capture.stepstats import FIELDS, Signatures, StepRecords, dtype_name
+from fathom_trace.capture.signatures import Signatures, dtype_name
+from fathom_trace.capture.stepstats import FIELDS, StepRecords
 from fathom_trace.capture.stepstats import read_step as read_serialised
 from fathom_trace.errors import CaptureError
 
@@ -191,5 +192,8 @@ def test_memory_follows_the_order_of_start() -> None:
     records = read_step(message, {"late": 0, "early": 1}, Signatures(), with_memory=True)
     assert records.node.tolist() == [1, 0]
     assert records.memory is not None
-    assert [records.memory.outputs(r) for r in (0, 1)] == [[(0, 16, 0)], [(1, 64, 2**63 + 8)]]
-    assert [records.memory.allocations(r) for r in (0, 1)] == [[], [(7_000, 64), (9_000, -64)]]
+    memory = records.memory
+    assert memory.output_offsets.tolist() == [0, 1, 2]
+    assert (memory.slot.tolist(), memory.size_bytes.tolist(), memory.address.tolist()) == ([0, 1], [16, 64], [0, 2**63 + 8])
+    assert memory.allocation_offsets.tolist() == [0, 0, 2]
+    assert (memory.time.tolist(), memory.change_bytes.tolist()) == ([7_000, 9_000], [64, -64])

@@ -29,7 +29,8 @@ from fathom_trace.capture.graph import (
 from fathom_trace.capture.lift import Lifted
 from fathom_trace.capture.opaque import Argument, InnerOp, expand, is_opaque_call, runs_function
 from fathom_trace.capture.ragged import offsets_of, owners, taken
-from fathom_trace.capture.stepstats import RECORD_CAP, Output, Signatures, StepRecords
+from fathom_trace.capture.signatures import Output, Signatures
+from fathom_trace.capture.stepstats import RECORD_CAP, StepRecords
 from fathom_trace.effects import access_key
 from fathom_trace.trace import Trace
 

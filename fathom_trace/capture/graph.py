@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
-from fathom_trace.capture.stepstats import dtype_name
+from fathom_trace.capture.signatures import dtype_name
 from fathom_trace.ops import canonical, kind
 
 RESOURCE_READERS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp"})

@@ -24,8 +24,9 @@ from fathom_trace.capture.graph import GraphNode, read_graphs
 from fathom_trace.capture.lift import LOOP_OPS, KnownVariable, Lifted, lift
 from fathom_trace.capture.provenance import available_cores, describe
 from fathom_trace.capture.session import Runner
+from fathom_trace.capture.signatures import Signatures
 from fathom_trace.capture.static import static_trace, variables_without_values
-from fathom_trace.capture.stepstats import Signatures, read_step
+from fathom_trace.capture.stepstats import read_step
 from fathom_trace.capture.targets import TargetRequest, load_target
 from fathom_trace.errors import CaptureError
 from fathom_trace.trace import Trace

@@ -21,7 +21,7 @@ from tensorflow.python.framework import op_def_registry
 
 from fathom_trace.capture.graph import GraphNode
 from fathom_trace.capture.opaque import Argument, expand, is_opaque_call
-from fathom_trace.capture.stepstats import dtype_name
+from fathom_trace.capture.signatures import dtype_name
 from fathom_trace.ops import kind
 
 Shape = tuple[int, ...]

@@ -27,7 +27,8 @@ from fathom_trace.capture.lift import Lifted
 from fathom_trace.capture.provenance import describe
 from fathom_trace.capture.session import session_config
 from fathom_trace.capture.shapes import FOLDED_ELEMENTS, ShapeInference, Value
-from fathom_trace.capture.stepstats import Signatures, StepRecords, dtype_name
+from fathom_trace.capture.signatures import Signatures, dtype_name
+from fathom_trace.capture.stepstats import StepRecords
 from fathom_trace.capture.unroll import Unroller
 from fathom_trace.errors import CaptureError, one_line
 from fathom_trace.tables import Executions

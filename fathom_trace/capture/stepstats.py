@@ -12,14 +12,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import compress, repeat
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from itertools import repeat
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fathom_trace.capture.ragged import offsets_of, taken
+from fathom_trace.capture.signatures import Outputs, Signatures
 from fathom_trace.errors import CaptureError
 from fathom_trace.wire_columns import MalformedError, Spans, iterate_spans, padded, read_fields
 
@@ -27,13 +28,6 @@ RECORD_CAP = 1_048_576
 """TensorFlow keeps at most this many records a step and drops the rest without a word (`kMaxCollectedNodes` of its StepStatsCollector)."""
 
 SOURCE_NODE = "_SOURCE"
-_DTYPE_NAMES = {
-    1: "float32", 2: "float64", 3: "int32", 4: "uint8", 5: "int16", 6: "int8", 7: "string", 8: "complex64", 9: "int64", 10: "bool",
-    11: "qint8", 12: "quint8", 13: "qint32", 14: "bfloat16", 15: "qint16", 16: "quint16", 17: "uint16", 18: "complex128",
-    19: "float16", 20: "resource", 21: "variant", 22: "uint32", 23: "uint64",
-    24: "float8_e5m2", 25: "float8_e4m3fn", 29: "int4", 30: "uint4",
-}  # fmt: skip
-
 FIELDS: Mapping[str, Mapping[str, int]] = {
     "RunMetadata": {"step_stats": 1},
     "StepStats": {"dev_stats": 1},
@@ -44,8 +38,6 @@ FIELDS: Mapping[str, Mapping[str, int]] = {
     },
     "NodeOutput": {"slot": 1, "tensor_description": 3},
     "TensorDescription": {"dtype": 1, "shape": 2, "allocation_description": 4},
-    "TensorShapeProto": {"dim": 2},
-    "TensorShapeProto.Dim": {"size": 1},
     "AllocationDescription": {"requested_bytes": 1, "allocated_bytes": 2, "ptr": 6},
     "AllocatorMemoryUsed": {"allocation_records": 6},
     "AllocationRecord": {"alloc_micros": 1, "alloc_bytes": 2},
@@ -56,82 +48,6 @@ CHUNK_RECORDS = 8192
 """So many records are read at once: enough that numpy's own time for a call does not count, and few enough for a processor's cache."""
 
 Int64 = NDArray[np.int64]
-Output = tuple[int, str, tuple[int, ...]]
-"""Slot, dtype name, shape."""
-
-
-class _Numbers(dict[Any, int]):
-    """A number for each different key that it is asked for, from 0 on."""
-
-    def __missing__(self, key: Any) -> int:
-        number = self[key] = len(self)
-        return number
-
-
-class Outputs(NamedTuple):
-    """The outputs of some records, in order: the record of each, its slot, the number of its dtype, and its shape as a message."""
-
-    record: Int64
-    slot: Int64
-    dtype: Int64
-    shape: list[bytes]
-
-    def of(self, chosen: NDArray[np.bool_]) -> Outputs:
-        """Those of some of the records `[records]`, which are numbered anew."""
-        if chosen.all():
-            return self
-        keep = chosen[self.record]
-        number = np.cumsum(chosen) - 1
-        return Outputs(number[self.record[keep]], self.slot[keep], self.dtype[keep], list(compress(self.shape, keep.tolist())))
-
-
-@dataclass
-class Signatures:
-    """Distinct output lists of records, shared by all steps of a capture."""
-
-    index: dict[tuple[Output, ...], int] = field(default_factory=dict)
-    values: list[tuple[Output, ...]] = field(default_factory=list)
-    _outputs: _Numbers = field(default_factory=_Numbers)
-    """By slot, dtype and shape."""
-    _lists: _Numbers = field(default_factory=lambda: _Numbers({None: 0}))
-    """By the list without its last output, and that output; the empty list is 0."""
-    _known: dict[int, int] = field(default_factory=dict)
-    """Number of an output list by its number in `_lists`."""
-
-    def of(self, outputs: tuple[Output, ...]) -> int:
-        """Number of an output list."""
-        found = self.index.get(outputs)
-        if found is None:
-            found = self.index[outputs] = len(self.values)
-            self.values.append(outputs)
-        return found
-
-    def of_records(self, outputs: Outputs, records: int) -> NDArray[np.int32]:
-        """Number of the output list of each of so many records. Shapes are compared as bytes and taken apart when they are new: few are."""
-        number = np.array(
-            list(map(self._outputs.__getitem__, zip(outputs.slot.tolist(), outputs.dtype.tolist(), outputs.shape, strict=True))),
-            np.int64,
-        )
-        listed = np.zeros(records, np.int64)
-        offsets = offsets_of(np.bincount(outputs.record, minlength=records))
-        rank = np.arange(len(number)) - offsets[outputs.record]
-        for k in range(int(rank.max(initial=-1)) + 1):
-            rows = np.flatnonzero(rank == k)
-            owner = outputs.record[rows]
-            listed[owner] = list(map(self._lists.__getitem__, zip(listed[owner].tolist(), number[rows].tolist(), strict=True)))
-        different, first, which = np.unique(listed, return_index=True, return_inverse=True)
-        for place in np.argsort(first, kind="stable").tolist():
-            if int(different[place]) not in self._known:
-                begin, end = offsets[first[place]], offsets[first[place] + 1]
-                self._known[int(different[place])] = self.of(
-                    tuple(
-                        (slot, dtype_name(dtype), _dims(shape))
-                        for slot, dtype, shape in zip(
-                            outputs.slot[begin:end].tolist(), outputs.dtype[begin:end].tolist(), outputs.shape[begin:end], strict=True
-                        )
-                    )
-                )
-        return np.array([self._known[each] for each in different.tolist()], np.int32)[which]
 
 
 @dataclass(frozen=True)
@@ -175,16 +91,6 @@ class Memory:
             self.time[allocation] - origin_ns,
             self.change_bytes[allocation],
         )
-
-    def outputs(self, record: int) -> list[tuple[int, int, int]]:
-        """Slot, allocated bytes and address of each output of a record."""
-        rows = slice(self.output_offsets[record], self.output_offsets[record + 1])
-        return list(zip(self.slot[rows].tolist(), self.size_bytes[rows].tolist(), self.address[rows].tolist(), strict=True))
-
-    def allocations(self, record: int) -> list[tuple[int, int]]:
-        """Time and bytes of each allocation (or, negative, release) of a record."""
-        rows = slice(self.allocation_offsets[record], self.allocation_offsets[record + 1])
-        return list(zip(self.time[rows].tolist(), self.change_bytes[rows].tolist(), strict=True))
 
 
 @dataclass(frozen=True)
@@ -230,11 +136,6 @@ def read_step(
         return reader.finish(_spans(run_metadata, devices, reader.origin), limit)
     except MalformedError as error:
         raise CaptureError(f"TensorFlow's record of a step cannot be read ({error}); please report it") from None
-
-
-def dtype_name(number: int) -> str:
-    """The numpy-like name of a TensorFlow `DataType` number (reference types as the type they refer to)."""
-    return _DTYPE_NAMES.get(number % 100, f"dtype_{number}")
 
 
 @dataclass(frozen=True)
@@ -414,14 +315,6 @@ def _joined(parts: Sequence[Memory]) -> Memory:
         column("time", np.int64),
         column("change_bytes", np.int64),
     )
-
-
-def _dims(shape: bytes) -> tuple[int, ...]:
-    """The sizes in a serialised `TensorShapeProto`."""
-    message = _Messages(shape, padded(shape), np.zeros(1, np.int64), np.array([len(shape)]))
-    _, spans = message.read("TensorShapeProto", (), ("dim",))
-    sizes, _ = message.at(spans["dim"].begin, spans["dim"].end).read("TensorShapeProto.Dim", ("size",))
-    return tuple(sizes["size"].tolist())
 
 
 def _is_stream(device: str) -> bool:
