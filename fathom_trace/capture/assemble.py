@@ -243,17 +243,15 @@ class Assembler:
         columns, base, count = self.columns, self.bounds[-1], len(order)
         row_of, tensor_of = np.empty(count, np.int64), np.empty(count, np.int64)
         row_of[order] = np.arange(count) + base
-        lists, outputs, place_of = self._signature_table()
-        tensor_offsets, shown = taken(lists, records.signature[order])
+        lists = self._output_lists()
+        tensor_offsets, shown = taken(lists.offsets, records.signature[order])
         tensor_of[order] = tensor_offsets[:-1] + len(columns.tensor_execution)
         _extend(columns.tensor_execution, owners(tensor_offsets) + base)
-        _extend(columns.tensor_output, outputs[shown])
+        _extend(columns.tensor_output, lists.number[shown])
 
         offsets, edges = taken(flow.inputs.offsets, order)
         producer, port = flow.inputs.producer[edges], flow.inputs.port[edges]
-        place = np.full(len(edges), -1)
-        known = np.flatnonzero((producer >= 0) & (port >= 0) & (port < place_of.shape[1]))
-        place[known] = place_of[records.signature[producer[known]], port[known]]
+        place = np.where(producer >= 0, lists.place_of(records.signature[producer], port), -1)
         is_live = place >= 0
         _extend(columns.inputs, tensor_of[producer[is_live]] + place[is_live])
         _extend(columns.input_counts, np.bincount(owners(offsets)[is_live], minlength=count))
@@ -270,16 +268,13 @@ class Assembler:
         columns.node.append(records.node[order].astype(np.int32))
         columns.path.append(self._add_paths(flow)[flow.path[order]])
 
-    def _signature_table(self) -> tuple[IntColumn, IntColumn, IntColumn]:
-        """Of the output lists: where each begins, the numbers of its outputs, and `[lists, slots]` the place of a slot in it or -1."""
+    def _output_lists(self) -> _OutputLists:
         lists = self.signatures.values
-        slots = [slot for outputs in lists for slot, _, _ in outputs]
-        place_of = np.full((len(lists), max(slots, default=-1) + 1), -1)
-        for number, outputs in enumerate(lists):
-            for place, (slot, _, _) in enumerate(outputs):
-                place_of[number, slot] = place
-        numbers = np.array([self._number(output) for outputs in lists for output in outputs], np.int32)
-        return offsets_of([len(outputs) for outputs in lists]), numbers, place_of
+        return _OutputLists(
+            offsets_of([len(outputs) for outputs in lists]),
+            np.array([self._number(output) for outputs in lists for output in outputs], np.int32),
+            np.array([slot for outputs in lists for slot, _, _ in outputs], np.int64),
+        )
 
     def _number(self, output: Output) -> int:
         """Number of an output; the same for the same slot, dtype and shape."""
@@ -592,6 +587,26 @@ def _touched_variables(nodes: Sequence[GraphNode], handles: Mapping[int, int]) -
         [(v, v in wrote) for v in dict.fromkeys([*read, *wrote]) if v in written] for read, wrote in zip(reads, writes, strict=True)
     )
     return {node: found for node, found in enumerate(touched) if found}
+
+
+class _OutputLists:
+    """The output lists of a capture: where each begins, and the `number` and slot of its outputs."""
+
+    def __init__(self, offsets: IntColumn, number: IntColumn, slot: IntColumn) -> None:
+        self.offsets, self.number = offsets, number
+        self._slots = int(slot.max(initial=0)) + 1
+        keys = owners(offsets) * self._slots + slot
+        self._order = np.argsort(keys)
+        self._keys = keys[self._order]
+
+    def place_of(self, lists: IntColumn, slot: IntColumn) -> IntColumn:
+        """The place of a slot in a list, for each pair of them; -1 where the list does not have it."""
+        if not len(self._keys):
+            return np.full(len(lists), -1)
+        key = lists.astype(np.int64) * self._slots + slot
+        found = np.minimum(np.searchsorted(self._keys, key), len(self._keys) - 1)
+        is_there = (self._keys[found] == key) & (slot >= 0) & (slot < self._slots)
+        return np.where(is_there, self._order[found] - self.offsets[lists], -1)
 
 
 class _Shown(Sequence[tuple[int, ...]]):

@@ -80,8 +80,10 @@ class Signatures:
         listed = np.zeros(records, np.int64)
         offsets = offsets_of(np.bincount(outputs.record, minlength=records))
         rank = np.arange(len(number)) - offsets[outputs.record]
-        for k in range(int(rank.max(initial=-1)) + 1):
-            rows = np.flatnonzero(rank == k)
+        by_rank = np.argsort(rank, kind="stable")
+        ends = np.cumsum(np.bincount(rank))
+        for begin, end in zip([0, *ends[:-1]], ends, strict=False):
+            rows = by_rank[begin:end]
             owner = outputs.record[rows]
             listed[owner] = list(map(self._lists.__getitem__, zip(listed[owner].tolist(), number[rows].tolist(), strict=True)))
         different, first, which = np.unique(listed, return_index=True, return_inverse=True)
