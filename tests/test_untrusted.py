@@ -16,6 +16,7 @@ import h5py
 import numpy as np
 import pytest
 from fuzzing_hdf5 import sealed
+from fuzzing_mutations import zeros
 from fuzzing_targets import answered, example, exported, framed, tiny
 
 from fathom_trace import exporting, steps, store
@@ -317,6 +318,18 @@ def test_offsets_without_a_value_are_refused(lazy: bool, tmp_path: Path) -> None
     (tmp_path / "b.h5").write_bytes(data if lazy else sealed(data))
     with pytest.raises(TraceFileError, match="structures has offsets without a value"):
         store.load(tmp_path / "b.h5", lazy=lazy)
+
+
+def test_a_gzipped_file_that_unpacks_to_far_more_than_it_should_is_refused_early(tmp_path: Path) -> None:
+    """Its header promises the 400 MiB of labels that it has; read are 256 times its own 0.4 MB, which are 104 MB, and no second time."""
+    path = tmp_path / "train-labels-idx1-ubyte.gz"
+    path.write_bytes(gzip.compress(struct.pack(">2I", mnist.LABEL_MAGIC, 400 << 20), mtime=0) + zeros(400 << 20, 31))
+    tracemalloc.start()
+    with pytest.raises(DataError, match=r"unpacks to more than 104 MB, .*unpack it with gunzip"):
+        mnist.read_labels(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 130e6
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fathom_trace.errors import DataError, one_line
+from fathom_trace.units import format_bytes
 from fathom_trace.workload import Values
 
 FORMAT = (
@@ -30,6 +31,8 @@ FORMAT = (
 )
 ROWS = COLUMNS = 28
 _PIECE_BYTES = 1 << 20
+UNPACKED_FREE_BYTES, UNPACKED_RATIO = 64 << 20, 256
+"""A gzipped file may unpack to so much, or to so many times its size where that is more: MNIST's own to 2 and 5 times."""
 PIXELS = ROWS * COLUMNS
 TRAINING_IMAGES = 60_000
 IMAGE_MAGIC, LABEL_MAGIC = 2051, 2049
@@ -97,13 +100,16 @@ def _read(path: Path, magic: int) -> NDArray[np.uint8]:
     header = 4 + 4 * _DIMENSIONS[magic]
     try:
         with path.open("rb") as file:
-            return _items(path, magic, header, gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file)
+            if path.suffix != ".gz":
+                return _items(path, magic, header, file)
+            most = max(UNPACKED_FREE_BYTES, UNPACKED_RATIO * path.stat().st_size)
+            return _items(path, magic, header, gzip.GzipFile(fileobj=file), most)
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or one_line(error)
         raise DataError(f"{path}: cannot be read: {reason}") from None
 
 
-def _items(path: Path, magic: int, header: int, file: IO[bytes] | gzip.GzipFile) -> NDArray[np.uint8]:
+def _items(path: Path, magic: int, header: int, file: IO[bytes] | gzip.GzipFile, most: float = math.inf) -> NDArray[np.uint8]:
     data = file.read(header)
     if len(data) < header:
         raise DataError(f"{path}: expected a header of {header} bytes, but the file has {len(data)}")
@@ -112,7 +118,13 @@ def _items(path: Path, magic: int, header: int, file: IO[bytes] | gzip.GzipFile)
         hint = f" (that of {_ITEM[found]})" if found in _ITEM else ""
         raise DataError(f"{path}: expected the magic number {magic} of idx {_ITEM[magic]}, found {found}{hint}")
     expected = math.prod(shape)
-    content = b"".join(_pieces(file, expected + 1))
+    content = bytearray()
+    for piece in _pieces(file, expected + 1):
+        content += piece
+        if len(content) > most:
+            raise DataError(
+                f"{path}: unpacks to more than {format_bytes(most)}, far more than such files do; if it is right, unpack it with gunzip"
+            )
     if len(content) != expected:
         sizes = " x ".join(map(str, shape))
         more = " or more" if len(content) > expected else ""
