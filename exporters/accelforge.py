@@ -39,6 +39,7 @@ from fathom_trace.loops.projections import Access, Index, Statement, distinct, e
 from fathom_trace.options import option
 from fathom_trace.trace import Trace
 from fathom_trace.units import format_count, format_ns
+from fathom_trace.untrusted import read_regular, read_regular_text
 
 RUN = (
     "python -c \"import csv, accelforge as af; from accelforge.mapper.FFM.mappings import Mappings; Mappings.render = lambda *_, **__: '';"
@@ -485,7 +486,7 @@ def check(folder: Path) -> CheckReport:
 def _parse(path: Path, problems: list[str]) -> list[Einsum]:
     """The einsums of a file; what breaks the grammar becomes a problem that names the line."""
     try:
-        text = path.read_bytes().decode("ascii")
+        text = read_regular(path).decode("ascii")
     except (OSError, UnicodeDecodeError) as error:
         problems.append(f"{path.name} cannot be read ({type(error).__name__})")
         return []
@@ -614,7 +615,7 @@ def read_results(path: Path, layer_map: list[ExportedLayer], cycle_ns: float) ->
     """
     file = path / "latency.csv" if path.is_dir() else path
     try:
-        rows = list(csv.reader(file.read_text(encoding="ascii").splitlines(), strict=True))
+        rows = list(csv.reader(read_regular_text(file, "ascii").splitlines(), strict=True))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ExportError(f"{file} cannot be read ({type(error).__name__}); write it as export.json's notes say") from None
     if not rows or len(rows[0]) != 2 or rows[0][0] != "einsum" or rows[0][1] not in RESULT_COLUMNS:

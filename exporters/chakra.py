@@ -46,6 +46,7 @@ from fathom_trace.options import option
 from fathom_trace.steps import MEDIAN, STEP_DOC, LeftOut, StepView, account, bridge, notes, verify, view_steps
 from fathom_trace.trace import Dependencies, Trace, distinct
 from fathom_trace.units import format_bytes, format_ns, format_share
+from fathom_trace.untrusted import read_regular_text
 
 TARGET = Target(
     name="Chakra / ASTRA-sim",
@@ -855,7 +856,7 @@ def read_results(path: Path, layer_map: list[ExportedLayer], cycle_ns: float) ->
     rank: int | None = None
     for file in _logs(path):
         try:
-            lines = file.read_text(encoding="utf-8").splitlines()
+            lines = read_regular_text(file, "utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise ExportError(f"{file} cannot be read ({type(error).__name__}); give ASTRA-sim's log.log or its folder") from None
         for number, line in enumerate(lines, start=1):

@@ -50,7 +50,7 @@ from fathom_trace.request_text import Decimal, Fields, Hexadecimal, MalformedErr
 from fathom_trace.steps import MEDIAN, STEP_DOC, StepView, verify, view_steps
 from fathom_trace.trace import Trace
 from fathom_trace.units import format_ns
-from fathom_trace.untrusted import read_json
+from fathom_trace.untrusted import read_json, read_regular
 
 TARGET = Target(
     name="DRAMsim3",
@@ -319,7 +319,7 @@ def _read(path: Path) -> tuple[dict[str, dict[str, int]], list[dict[str, int]]]:
 
 def _json(path: Path, file: Path) -> Any:
     try:
-        return read_json(file.read_bytes())
+        return read_json(read_regular(file))
     except (OSError, ValueError) as error:
         raise ExportError(f"{path}: {file.name} is not DRAMsim3's statistics ({type(error).__name__}); simulate again") from None
 

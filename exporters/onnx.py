@@ -60,7 +60,7 @@ from fathom_trace.loops.nests import FILTER_GRAD, FORWARD, INPUT_GRAD
 from fathom_trace.options import option
 from fathom_trace.trace import Trace
 from fathom_trace.units import format_bytes, format_count, format_ns
-from fathom_trace.untrusted import brief, read_yaml
+from fathom_trace.untrusted import MOST_MESSAGE_BYTES, brief, read_regular, read_yaml
 
 TARGET = Target(
     name="ONNX",
@@ -610,7 +610,7 @@ def _parse(folder: Path, file: str, facts: dict[str, int], problems: list[str]) 
     """The nodes of a model in its order; what breaks the rules of ONNX, or is not as this exporter writes, becomes a problem."""
     model = schema.ModelProto()
     try:
-        model.ParseFromString((folder / file).read_bytes())
+        model.ParseFromString(read_regular(folder / file, MOST_MESSAGE_BYTES))
     except (OSError, DecodeError) as error:
         problems.append(f"{file} cannot be read ({type(error).__name__})")
         return []
@@ -841,4 +841,4 @@ def _stream_group(group: Path, report: Path) -> tuple[list[str], float]:
 
 
 def _yaml(path: Path) -> Any:
-    return read_yaml(path.read_bytes().decode("utf-8"))
+    return read_yaml(read_regular(path).decode("utf-8"))

@@ -38,6 +38,7 @@ from fathom_trace.loops.nests import FILTER_GRAD, FORWARD
 from fathom_trace.options import option
 from fathom_trace.trace import Trace
 from fathom_trace.units import format_bytes, format_count, format_ns
+from fathom_trace.untrusted import read_regular, read_regular_text
 from fathom_trace.whatif.hardware import DATAFLOWS, systolic_cycles
 
 RUN = (
@@ -396,7 +397,7 @@ def check(folder: Path) -> CheckReport:
 def _parse(path: Path, kind: str, problems: list[str]) -> list[tuple[str, Row]]:
     """(name, row) of each line after the header; what breaks the grammar becomes a problem."""
     try:
-        text = path.read_bytes().decode("ascii")
+        text = read_regular(path).decode("ascii")
     except (OSError, UnicodeDecodeError) as error:
         problems.append(f"{path.name} cannot be read ({type(error).__name__})")
         return []
@@ -497,7 +498,7 @@ def _check_configuration(folder: Path, stem: str, problems: list[str]) -> None:
     expected.read_string(configuration(stem, [Row("gemm", (1, 1, 1), "")], Options()))
     found = configparser.ConfigParser()
     try:
-        found.read_string(path.read_text(encoding="ascii"))
+        found.read_string(read_regular_text(path, "ascii"))
     except (OSError, UnicodeDecodeError, configparser.Error) as error:
         problems.append(f"{path.name} cannot be read ({type(error).__name__})")
         return
@@ -564,7 +565,7 @@ def _read_cycles(path: Path, column: str) -> list[int]:
     if column not in REPORT_COLUMNS[1:3]:
         raise ExportError(f"'{column}' is no column of cycles; there are: {', '.join(REPORT_COLUMNS[1:3])}")
     try:
-        lines = path.read_text(encoding="ascii").split("\n")
+        lines = read_regular_text(path, "ascii").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ExportError(f"{path} cannot be read ({type(error).__name__}); SCALE-Sim exits 0 even when it has not run") from None
     if [cell.strip() for cell in lines[0].split(",")] != [*REPORT_COLUMNS, ""]:

@@ -29,6 +29,7 @@ from fathom_trace.loops.projections import Index, distinct, operand_elements, st
 from fathom_trace.options import option
 from fathom_trace.trace import Trace
 from fathom_trace.units import format_count
+from fathom_trace.untrusted import read_regular
 
 VERSION = "0.4"
 
@@ -299,7 +300,7 @@ def check(folder: Path) -> CheckReport:
 def _parse(path: Path, problems: list[str]) -> Problem | None:
     """The problem in a file; None where it breaks the grammar, which becomes a problem."""
     try:
-        text = path.read_bytes().decode("ascii")
+        text = read_regular(path).decode("ascii")
     except (OSError, UnicodeDecodeError) as error:
         problems.append(f"{path.name} cannot be read ({type(error).__name__})")
         return None

@@ -35,6 +35,7 @@ from fathom_trace.options import option
 from fathom_trace.phases import phases
 from fathom_trace.steps import MEDIAN, STEP_DOC, LeftOut, StepView, account, notes, verify, view_steps
 from fathom_trace.trace import Trace
+from fathom_trace.untrusted import MOST_MESSAGE_BYTES, read_regular
 
 TARGET = Target(
     name="XProf",
@@ -304,7 +305,7 @@ def check(folder: Path) -> CheckReport:
     except (KeyError, TypeError, ValueError) as error:
         raise ExportError(f"{folder / 'export.json'} is not a report of xprof ({error}); export again") from None
     try:
-        content = files[0].read_bytes()
+        content = read_regular(files[0], MOST_MESSAGE_BYTES)
     except OSError as error:
         return CheckReport((), {}, (f"{name} cannot be read ({type(error).__name__})",))
     problems: list[str] = []

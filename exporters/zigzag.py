@@ -56,7 +56,7 @@ from fathom_trace.loops.nests import FILTER_GRAD, FORWARD, INPUT_GRAD
 from fathom_trace.options import option
 from fathom_trace.trace import Trace
 from fathom_trace.units import format_count, format_ns
-from fathom_trace.untrusted import brief, read_json, read_yaml
+from fathom_trace.untrusted import brief, read_json, read_regular, read_yaml
 
 RUN = (
     "python -c \"import pathlib, zigzag.api as z; inputs = pathlib.Path(z.__file__).parent / 'inputs';"
@@ -436,7 +436,7 @@ def check(folder: Path) -> CheckReport:
 def _parse(path: Path, problems: list[str]) -> list[Parsed]:
     """The layers of a file; what ZigZag refuses or would take for something else becomes a problem."""
     try:
-        text = path.read_bytes().decode("ascii")
+        text = read_regular(path).decode("ascii")
         content = read_yaml(text)
     except (OSError, ValueError) as error:
         problems.append(f"{path.name} cannot be read ({one_line(error)})")
@@ -582,7 +582,7 @@ def read_results(path: Path, layer_map: list[ExportedLayer], cycle_ns: float) ->
     for layer in layer_map:
         file = path / f"{layer.name}{RESULT_SUFFIX}"
         try:
-            content = read_json(file.read_bytes())
+            content = read_json(read_regular(file))
             latency = [content["outputs"]["latency"][part] for part in LATENCY]
             found = content["inputs"]["layer"]
             same = {key: found[key] for key in ("name", "equation", "loop_dimensions", "equation_relations", "operand_precision")}

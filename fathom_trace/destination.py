@@ -36,6 +36,8 @@ def check_folder(path: Path, force: bool, marker: str) -> Path:
         ExportError: it holds files and `force` is not set, or holds files but no `marker`, so that they are not ours to replace.
         TraceFileError: the folder around it does not exist or cannot be written.
     """
+    if os.path.islink(os.path.realpath(path)):
+        raise ExportError(f"{path} is a link that leads to itself; give a folder with -o")
     restore(Path(os.path.realpath(path)))
     if path.exists() and not path.is_dir():
         raise ExportError(f"{path} is a file; give a folder with -o")
@@ -72,7 +74,7 @@ def replacing_folder(path: Path, force: bool = True) -> Iterator[Path]:
     Raises:
         ExportError: the system refuses to write, or another process has taken the name meanwhile.
     """
-    path, shown = path.resolve(), path
+    path, shown = Path(os.path.realpath(path)), path
     with ending_in_order():
         restore(path)
         clear_folders(path)

@@ -21,6 +21,7 @@ is in columns, not in objects (`steps.StepView`, `steps.account`, `layer_map.Lay
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -29,7 +30,7 @@ from typing import Any
 
 from fathom_trace.errors import ExportError, one_line, printable
 from fathom_trace.placing import restore
-from fathom_trace.untrusted import brief, is_inside, read_json
+from fathom_trace.untrusted import MOST_MESSAGE_BYTES, brief, is_inside, read_json, read_regular
 
 REQUIRED = ("TARGET", "Options", "write", "check")
 REPORT_NAME = "export.json"
@@ -193,10 +194,10 @@ def read_report(folder: Path) -> Mapping[str, Any]:
     """
     path = folder / REPORT_NAME
     try:
-        content = read_json(path.read_bytes().decode("utf-8"), with_nan=False)
+        content = read_json(read_regular(path, MOST_MESSAGE_BYTES).decode("utf-8"), with_nan=False)
         _check_report(content)
     except (FileNotFoundError, NotADirectoryError):
-        if restore(folder.resolve()):
+        if restore(Path(os.path.realpath(folder))):
             return read_report(folder)
         raise ExportError(f"{path} does not exist; give the folder that `fathom-trace export` wrote") from None
     except (OSError, ValueError, TypeError) as error:

@@ -5,7 +5,7 @@ them in place together with `export.json`; checks it again at any time; reads a 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -84,7 +84,7 @@ def _refuse_to_lose(folder: Path) -> None:
     Raises:
         ExportError: the folder holds anything else.
     """
-    if not folder.is_dir():
+    if not folder.is_dir() or not any(folder.iterdir()):
         return
     written = {REPORT_NAME, *(str(name) for name in read_report(folder).get("files", ()))}
     others = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file() or p.is_symlink())
@@ -101,8 +101,10 @@ def check(folder: Path) -> tuple[str, CheckReport]:
         ExportError: `folder` holds no export.
         UnknownNameError: this release has no such exporter.
     """
-    name = REGISTRY.resolve(read_report(folder)["exporter"])
+    report = read_report(folder)
+    name = REGISTRY.resolve(report["exporter"])
     module = REGISTRY.load(name)
+    _refuse_odd(folder, report.get("files", ()))
     with _of_another_kind(f"{folder} does not hold what {name} writes", "export again"):
         found: CheckReport = module.check(folder)
     return name, found
@@ -118,6 +120,7 @@ def read_results(folder: Path, results: Path, clock_hz: float) -> dict[int, floa
     module = REGISTRY.load(name)
     if not hasattr(module, "read_results"):
         raise ExportError(f"{folder} is an export of {name}, which reads no results back; see `fathom-trace exporters`")
+    _refuse_odd(results)
     with _of_another_kind(f"{results} is no answer of {module.TARGET.name} to {folder}", "export and simulate again"):
         durations: dict[int, float] = module.read_results(results, read_layer_map(folder), 1e9 / clock_hz)
     wrong = [execution for execution, time_ns in durations.items() if not 0 <= time_ns < math.inf]
@@ -126,6 +129,17 @@ def read_results(folder: Path, results: Path, clock_hz: float) -> dict[int, floa
             f"{results} gives execution {wrong[0]} the time {brief(durations[wrong[0]])} ns, which is none; simulate again"
         )
     return durations
+
+
+def _refuse_odd(place: Path, names: Iterable[str] = ()) -> None:
+    """Parsers wait for pipes and never come to the end of devices; a folder that others packed may have them, or links to them.
+
+    Raises:
+        ExportError: `place` is such a file, or holds one.
+    """
+    for path in (place, *(place / name for name in names), *place.rglob("*")):
+        if path.exists() and not path.is_dir() and not path.is_file():
+            raise ExportError(f"{path} is no regular file; give a folder without pipes, devices and links to them")
 
 
 @contextmanager

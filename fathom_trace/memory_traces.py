@@ -26,6 +26,7 @@ from fathom_trace.steps import LeftOut, StepView, account
 from fathom_trace.steps import notes as step_notes
 from fathom_trace.trace import Trace
 from fathom_trace.units import format_bytes, format_share
+from fathom_trace.untrusted import read_regular
 
 Int64 = NDArray[np.int64]
 UInt64 = NDArray[np.uint64]
@@ -270,7 +271,7 @@ class Checker:
     def _regions(self) -> NDArray[np.object_]:
         """Address, bytes, reads and writes of each region: columns of integers."""
         try:
-            text = (self.folder / self.regions_file).read_bytes().decode()
+            text = read_regular(self.folder / self.regions_file).decode()
             header, *rows = list(csv.reader(io.StringIO(text, newline=""), strict=True))
             if tuple(header) != REGION_COLUMNS or not text.endswith("\n") or any(len(row) != len(header) for row in rows):
                 raise ValueError("its header or rows are not complete")

@@ -1,4 +1,4 @@
-"""Reads JSON and YAML that others wrote, such as simulators' results: whatever the text is, a value of bounded size or a `ValueError`.
+"""Reads files, JSON and YAML that others wrote, such as simulators' results: whatever they are, a value of bounded size or one error.
 
 Text may be nested deeper than Python recurses, hold numbers with more digits than it converts, and in YAML stand for far more than it says:
 by aliases of aliases, by merged mappings, or without end by an alias of itself. What users write is read by `whatif.documents`, which takes
@@ -7,17 +7,23 @@ less.
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import reprlib
+import stat
 from collections.abc import Iterator
 from functools import cache
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from fathom_trace.errors import one_line
 
 MOST_VALUES = 2_000_000
 """Of one YAML text, with every alias written out."""
+
+MOST_BYTES, MOST_MESSAGE_BYTES = 256 << 20, 2 << 30
+"""Of a text that is read whole; and of one message, as protobuf has it, or of an export's `export.json`, which tells of every execution."""
 
 _brief = reprlib.Repr()
 _MOST_SHOWN = 120
@@ -56,6 +62,39 @@ def read_yaml(text: str) -> Any:
         raise ValueError(one_line(f"{type(error).__name__}: {error}")) from None
     _refuse_bomb(content)
     return content
+
+
+class NotRegularError(OSError):
+    """A pipe, a device or the like, which may never end."""
+
+
+class TooLargeError(OSError):
+    """A file that is larger than its kind can be."""
+
+
+def read_regular(path: Path, most: int = MOST_BYTES) -> bytes:
+    """The content of a file that others wrote.
+
+    Raises:
+        OSError: it cannot be read; `NotRegularError`, `TooLargeError`: or will not be.
+    """
+    found = path.stat()
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(found.st_mode):
+        raise NotRegularError(errno.EINVAL, "it is no regular file", str(path))
+    if found.st_size > most:
+        raise TooLargeError(errno.EFBIG, f"it is larger than {most:,} bytes", str(path))
+    return path.read_bytes()
+
+
+def read_regular_text(path: Path, encoding: str) -> str:
+    """The text of a file that others wrote, with line ends as Python has them.
+
+    Raises:
+        OSError, UnicodeDecodeError: as `read_regular`, and where it is none.
+    """
+    return read_regular(path).decode(encoding).replace("\r\n", "\n").replace("\r", "\n")
 
 
 def brief(value: object) -> str:

@@ -213,3 +213,25 @@ def test_ragged_and_single_example_inputs(tmp_path: Path) -> None:
     )
     assert shapes(request(f"{file}:ragged"), "Relu") == [(3,)]
     assert shapes(request(f"{file}:single"), "Relu") == [(5, 2)]
+
+
+def test_a_program_without_operations_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty.py").write_text("import tensorflow as tf\n@tf.function\ndef nothing():\n    pass\n")
+    with pytest.raises(CaptureError, match="has no operations"):
+        request(f"{tmp_path / 'empty.py'}:nothing", mode="inference")
+
+
+def test_training_a_keras_model_that_cannot_be_called_is_one_line(tmp_path: Path) -> None:
+    body = """import keras, tensorflow as tf
+class Wrong(keras.layers.Layer):
+    def call(self, x):
+        if not isinstance(x, keras.KerasTensor):
+            raise RuntimeError("not today")
+        return x
+def model():
+    x = keras.Input((3,))
+    return keras.Model(x, keras.layers.Dense(2)(Wrong()(x)))
+"""
+    (tmp_path / "wrong.py").write_text(body)
+    with pytest.raises(CaptureError, match="not today"):
+        request(f"{tmp_path / 'wrong.py'}:model", mode="training", loss="mse", optimizer="adam")

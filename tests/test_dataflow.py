@@ -66,6 +66,20 @@ def counting_loop(trips: int) -> Graph:
     return g
 
 
+@pytest.mark.parametrize("kept", range(5, 24))
+def test_what_is_cut_off_anywhere_leaves_no_record_without_its_iteration_and_producers(kept: int) -> None:
+    """A loop of three iterations (24 records after its four Enters and constants), of which only the first records are kept."""
+    g = counting_loop(3)
+    assert len(g.slots) > kept
+    g.records = [[record for record in records if record < kept] for records in g.records]
+    g.slots = g.slots[:kept]
+    flow = g.flow()
+    assert not flow.surplus
+    assert all(producer >= 0 for record in range(kept) for producer, _ in flow.inputs[record])
+    merges = g.records[g.names["merge"]]
+    assert [flow.paths[flow.path[r]][3] for r in merges] == list(range(len(merges)))
+
+
 @pytest.mark.parametrize("trips", [0, 1, 3])
 def test_every_iteration_gets_its_own_number(trips: int) -> None:
     g = counting_loop(trips)

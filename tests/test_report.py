@@ -24,7 +24,7 @@ from fathom_trace.builder import TraceBuilder
 from fathom_trace.cli import run
 from fathom_trace.errors import OptionError, UnknownNameError
 from fathom_trace.report.analyses import Report, analyse
-from fathom_trace.report.captured import CURVE_POINTS, Captured, measure
+from fathom_trace.report.captured import CURVE_POINTS, Captured, measure, measure_files
 from fathom_trace.report.figures import figures
 from fathom_trace.report.numbers import numbers
 from fathom_trace.report.roofline import roofline
@@ -247,6 +247,19 @@ def test_what_cannot_be_reported_is_one_line(here: Path, words: list[str], messa
     assert (out, err.count("\n")) == ("", 1)
     assert message in err
     assert not Path("out").exists()
+
+
+def test_names_of_files_that_no_text_can_hold_are_escaped(tmp_path: Path) -> None:
+    [captured] = measure_files([tmp_path / "\udcff\n.h5"], lambda _: diamond())
+    assert str(captured.file).endswith("/\\udcff\\n.h5")
+    json.dumps(captured.file).encode()
+
+
+def test_a_link_that_leads_to_itself_is_one_line(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "loop.h5").symlink_to("loop.h5")
+    assert run(["report", "loop.h5", "--out", "out"]) == 1
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
 
 
 # --- figures and page ---------------------------------------------------------------------------------------------------------------

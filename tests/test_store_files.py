@@ -283,3 +283,16 @@ def test_convert_onto_itself_keeps_the_trace(tmp_path: Path) -> None:
     store.save(small.loop(), tmp_path / "a.h5")
     store.convert(tmp_path / "a.h5", tmp_path / "a.h5", force=True)
     assert store.load(tmp_path / "a.h5").equals(small.loop())
+
+
+@pytest.mark.parametrize("is_link", [False, True])
+def test_what_is_no_regular_file_is_not_replaced(tmp_path: Path, is_link: bool) -> None:
+    """With --force neither; /dev/null is most often reached by a link."""
+    os.mkfifo(tmp_path / "pipe.h5")
+    path = tmp_path / "pipe.h5"
+    if is_link:
+        path = tmp_path / "link.h5"
+        path.symlink_to(tmp_path / "pipe.h5")
+    with pytest.raises(TraceFileError, match="no regular file, and is not replaced"):
+        store.save(small.diamond(), path, force=True)
+    assert (tmp_path / "pipe.h5").is_fifo()

@@ -41,6 +41,15 @@ def test_the_first_line_of_info_says_that_times_are_projected(tmp_path: Path, ca
         assert ("diamond, projected" in output(capsys, "info", str(tmp_path / name)).splitlines()[0]) is (name == "projected.h5")
 
 
+def test_a_projection_longer_than_a_trace_can_hold_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """1e10 s are 1e19 ns, and 64 bits hold 9.2e18: the projection is told, but is no trace."""
+    save(diamond(), tmp_path / "a.h5")
+    words = ("whatif", str(tmp_path / "a.h5"), "--speedup", "OpB=1e10s")
+    output(capsys, *words)
+    assert "a trace holds times up to 1e+18 ns" in complaint(capsys, *words, "-o", str(tmp_path / "b.h5"))
+    assert not (tmp_path / "b.h5").exists()
+
+
 def test_the_diamond_with_b_five_times_faster() -> None:
     """A 0-10, then B 10-20 beside C 10-40, then D 40-50 us, on two workers."""
     made = project(diamond(), parse_scenario(["OpB=5"])).to_trace()

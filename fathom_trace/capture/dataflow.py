@@ -318,7 +318,7 @@ class FlowAnalysis:
         for instance, parent in enumerate(sorted(frame.parents)):
             self.frame_parent[number] = self.paths[parent][1]
             first = len(self.paths)
-            last = next(trips, -1) if parent in frame.running else 0
+            last = next(trips, 0) if parent in frame.running else 0  # one that is cut off may show no Switch yet
             for iteration in range(last + 1):
                 self.paths.append((parent, number, instance, iteration))
                 self.first_of.append(first)

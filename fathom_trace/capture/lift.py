@@ -72,6 +72,8 @@ def lift(concrete: Any, input_names: Sequence[str], known: Sequence[KnownVariabl
         CaptureError: the function captures something that a session cannot be given (a table, an iterator).
     """
     graph_def = concrete.graph.as_graph_def()
+    if not graph_def.node:
+        raise CaptureError("the program has no operations; give a function that computes something with TensorFlow")
     if is_serialised:
         _serialise_loops(graph_def)
     captured = concrete.captured_inputs

@@ -167,7 +167,8 @@ def _keras_slots(optimizer: Any, trainable: Sequence[Any]) -> list[tuple[Any, An
 
 def _label_specs(model: Any, specs: Sequence[InputSpec], request: TargetRequest) -> list[InputSpec]:
     given = {s.name: tf.TensorSpec(s.shape, s.dtype) for s in specs}
-    outputs = tf.function(lambda values: tf.nest.flatten(_call(model, values, specs, training=False))).get_concrete_function(given)
+    with _users_code(f"the Keras model '{model.name}' cannot be called with what its inputs say"):
+        outputs = tf.function(lambda values: tf.nest.flatten(_call(model, values, specs, training=False))).get_concrete_function(given)
     dims = [tuple(o.shape.as_list()) for o in outputs.graph.outputs]
     if any(d is None for shape in dims for d in shape):
         raise CaptureError(f"the Keras model '{model.name}' has an output of unknown shape {dims}; fix its inputs with --shape")

@@ -10,6 +10,7 @@ and the report says so. Of parts of traces nothing is compared with what the pap
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -96,13 +97,13 @@ def trace_files(names: Iterable[str]) -> Iterable[Path]:
     """
     from fathom_trace.errors import TraceFileError
 
-    seen: set[Path] = set()
+    seen: set[str] = set()
     for name in names:
         path = Path(name)
         inside = sorted(p for p in path.iterdir() if p.suffix in SUFFIXES) if path.is_dir() else [path]
         if not inside:
             raise TraceFileError(f"{path} holds no trace; a trace ends in {' or '.join(SUFFIXES)}")
         for file in inside:
-            if file.resolve() not in seen:
-                seen.add(file.resolve())
+            if os.path.realpath(file) not in seen:
+                seen.add(os.path.realpath(file))
                 yield file

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fathom_trace.errors import TraceError
+from fathom_trace.errors import TraceError, printable
 from fathom_trace.memory import CLASSES, memory
 from fathom_trace.ops import canonical, group, paper_name
 from fathom_trace.profile import Row, profile
@@ -278,11 +278,11 @@ def measure_files(
         if report is not None:
             report(file)
         try:
-            found.append(measure(load(file), str(file), drops_ends))
+            found.append(measure(load(file), printable(str(file)), drops_ends))
         except TraceError as error:
             if left_out is None:
                 raise
-            left_out.append(LeftOut(str(file), str(error).removeprefix(f"{file} ")))
+            left_out.append(LeftOut(printable(str(file)), str(error).removeprefix(f"{printable(str(file))} ")))
     if not found and left_out:
         more = f"; the other {len(left_out) - 1} have no figures either" if len(left_out) > 1 else ""
         raise TraceError(f"there is nothing to report: {left_out[0].file}: {left_out[0].why}{more}")

@@ -13,7 +13,7 @@ from fathom_trace.report.figures import figures
 from fathom_trace.report.numbers import numbers
 from fathom_trace.report.page import page
 from fathom_trace.report.vega import Figure
-from fathom_trace.untrusted import read_json
+from fathom_trace.untrusted import read_json, read_regular
 
 MARKER = "report.json"
 PAGE = "report.html"
@@ -64,7 +64,7 @@ def refuse_to_lose(folder: Path) -> None:
     if not folder.is_dir():
         return
     try:
-        written = set(read_json((folder / MARKER).read_bytes())["files"])
+        written = set(read_json(read_regular(folder / MARKER))["files"])
     except (OSError, ValueError, KeyError, TypeError):
         written = {MARKER}
     lost = sorted(

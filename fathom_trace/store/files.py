@@ -25,6 +25,8 @@ def check_replaceable(path: Path, force: bool) -> None:
     """
     if path.is_dir():
         raise TraceFileError(f"{path} is a folder; give the name of a file")
+    if path.exists() and not path.is_file():
+        raise TraceFileError(f"{path} is no regular file, and is not replaced; give the name of a file")
     if os.path.lexists(path) and not force:
         raise _exists(path)
 

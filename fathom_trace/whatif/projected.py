@@ -28,6 +28,8 @@ from fathom_trace.whatif.selection import Executed
 MEASURED_KEYS = ("first_run_ns", "run_metadata_bytes")
 """Keys of provenance that are of the captured steps only."""
 
+LONGEST_NS = 1e18
+"""Of a projected step: thirty years, with room for sums of its times in 64 bits."""
 MOST_LANES = int(np.iinfo(np.int16).max)
 
 
@@ -37,10 +39,14 @@ def projected_trace(
     """The trace of a schedule of changed times; see above. `about` goes into the provenance.
 
     Raises:
-        ScenarioError: the projection was not made from a trace, or ran on more workers than a trace can number.
+        ScenarioError: the projection was not made from a trace, ran on more workers than a trace can number, or longer than it can hold.
     """
     trace = executed.captured or executed.source("a projected trace")
     structure, at = executed.structure, replayed.at
+    if schedule.makespan_ns > LONGEST_NS:
+        raise ScenarioError(
+            f"the projection takes {schedule.makespan_ns:.3g} ns; a trace holds times up to {LONGEST_NS:.3g} ns, so look at it without -o"
+        )
     start, end, done = (np.rint(times[at]).astype(np.int64) for times in (schedule.start_ns, schedule.end_ns, schedule.done_ns))
     worker = schedule.worker[at]
     if worker.max(initial=0) > MOST_LANES:
