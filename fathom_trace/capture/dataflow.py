@@ -83,7 +83,7 @@ class Edges:
     def __init__(self, counts: NDArray[np.int64], has_ports: bool) -> None:
         """`counts` are how many edges each record has; all are missing until `put`."""
         self.offsets = offsets_of(counts)
-        self.producer = np.zeros(self.offsets[-1], np.int32)
+        self.producer = np.full(self.offsets[-1], -1, np.int32)
         self.port = np.zeros(self.offsets[-1] if has_ports else 0, np.int32)
 
     def put(
