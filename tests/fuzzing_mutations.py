@@ -231,7 +231,7 @@ def _other_value(random: Random, value: Any) -> Any:
         choice = 0.3 + choice / 2
     if choice < 0.45 and isinstance(value, (int, float)):
         number = random.choice((*INTEGERS, value + 1, value - 1, -value, value * 2))
-        return number if random.random() < 0.7 else float(number)
+        return number if random.random() < 0.7 or abs(number) > 1e300 else float(number)
     if choice < 0.5 and isinstance(value, str):
         changed = random.choice(TEXTS)
         at = random.randrange(len(value) + 1)
