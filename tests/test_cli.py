@@ -83,7 +83,7 @@ def test_a_wrong_command_is_a_usage_error_with_the_nearest(words: list[str], mes
         (["capture", "vgg", "--batchsize", "4"], "no option is called '--batchsize'; did you mean '--batch-size'?"),
         (["capture"], "the following arguments are required: WORKLOAD"),
         (["capture", "vgg", "--batch-size", "0"], "argument --batch-size: 0 is too small; it must be at least 1"),
-        (["capture", "vgg", "--steps", "few"], "argument --steps: 'few' is not a whole number"),
+        (["capture", "vgg", "--steps", "few"], "argument --steps: 'few' is not a whole number from 1 to 2147483647"),
         (["capture", "vgg", "--steps", "9" * 20], f"argument --steps: {'9' * 20} is too large; it must be at most 2147483647"),
         (["capture", "vgg", "--max-events", "0"], "argument --max-events: 0 is too small; it must be at least 1"),
         (["ops", "a.h5", "--min-coverage", "101"], "argument --min-coverage: '101' is not a percentage from 0 to 100"),

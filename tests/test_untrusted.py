@@ -6,6 +6,8 @@ import gzip
 import io
 import json
 import struct
+import subprocess
+import sys
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -351,3 +353,13 @@ def test_a_whole_number_lies_within_its_bounds() -> None:
     assert found == [2, 30, None, None, None, None, None, None, None, None]
     assert [whole_number("0" * count + "7", 2, 30) for count in (1, 9, 5000)] == [7, 7, 7]
     assert whole_number("00", 0, 30) == 0
+
+
+@pytest.mark.xfail(strict=True, reason="the HDF5 library itself crashes, or never ends, on these: it would need a process of its own")
+@pytest.mark.parametrize("name", ["crashes_hdf5.h5", "hangs_hdf5.h5"])
+def test_files_that_break_the_hdf5_library_are_one_error(name: str) -> None:
+    """Found by `benchmarks.fuzz`: links of a group whose index was changed, under checksums and a seal that agree."""
+    words = [sys.executable, "-m", "fathom_trace", "info", "--full", str(Path(__file__).parent / "fixtures" / "damaged" / name)]
+    found = subprocess.run(words, capture_output=True, text=True, timeout=10, cwd=Path(__file__).parents[1])
+    assert found.returncode == 1
+    assert found.stderr.count("\n") == 1
