@@ -277,12 +277,13 @@ def measure_files(
     for file in files:
         if report is not None:
             report(file)
+        name = printable(str(file))
         try:
-            found.append(measure(load(file), printable(str(file)), drops_ends))
+            found.append(measure(load(file), name, drops_ends))
         except TraceError as error:
             if left_out is None:
                 raise
-            left_out.append(LeftOut(printable(str(file)), str(error).removeprefix(f"{printable(str(file))} ")))
+            left_out.append(LeftOut(name, str(error).removeprefix(f"{name} ")))
     if not found and left_out:
         more = f"; the other {len(left_out) - 1} have no figures either" if len(left_out) > 1 else ""
         raise TraceError(f"there is nothing to report: {left_out[0].file}: {left_out[0].why}{more}")
